@@ -1,0 +1,127 @@
+"""What a worker's scheduler asks of a prefix cache, and what it gets back.
+
+Three caches stand behind the one interface: ``RadixCache`` (any common prefix), ``HashCache`` (whole 16-token blocks) and
+``NoCache`` (nothing). A cache owns KV *pages by index*; it never sees KV. It takes pages from, and gives them back to, the
+``PageAllocator`` it was made with.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from prefixmesh.ids import Namespace
+
+PageIndices = npt.NDArray[np.int32]
+"""Indices of pages in the KV pool, in token order, int32."""
+
+
+class RadixKey(NamedTuple):
+    """What is looked up: packed tokens within a namespace. Equal tokens in two namespaces never meet."""
+
+    namespace: Namespace
+    tokens: bytes
+    """Packed little-endian uint32 (``prefixmesh.tokens``)."""
+
+
+class CacheNode(Protocol):
+    """An opaque place in a cache; only the cache that gave it may take it back."""
+
+    @property
+    def lock_ref(self) -> int:
+        """How many receipts protect this place."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MatchResult:
+    """The longest cached prefix of a key."""
+
+    device_indices: PageIndices
+    """Pages that hold the matched tokens' KV, in order. Whole pages only."""
+
+    matched_tokens: int
+    """``len(device_indices) * page_size``."""
+
+    last_device_node: CacheNode
+    """Where the match ends: what ``lock`` takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class InsertResult:
+    """What an insert found already there."""
+
+    prefix_tokens: int
+    """Tokens of the key that were cached before this insert."""
+
+    inserted_tokens: int
+    """Tokens of the key that are cached now: the key cut to whole pages (or blocks). 0 when nothing is kept."""
+
+    device_indices: PageIndices
+    """The pages that hold the first ``inserted_tokens`` tokens now. The caller puts them in its page table before anything
+    else is allocated: where its own page was a duplicate, that page is free already."""
+
+    last_device_node: CacheNode
+    """Where the inserted key ends: what ``lock`` takes."""
+
+
+class LockReceipt(Protocol):
+    """Proof of one lock; good for one release."""
+
+
+class PrefixCache(Protocol):
+    """A cache of prompt prefixes on one worker. Not thread-safe: one loop owns it."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        ...
+
+    @property
+    def evictable_pages(self) -> int:
+        """Cached pages that nothing locks."""
+        ...
+
+    @property
+    def protected_pages(self) -> int:
+        """Cached pages that a lock protects."""
+        ...
+
+    def match_prefix(self, key: RadixKey, now: float) -> MatchResult:
+        """Longest cached prefix of ``key``. Splits an edge where the match ends inside it, and touches access times."""
+        ...
+
+    def peek(self, key: RadixKey) -> int:
+        """Tokens that ``match_prefix`` would match; changes nothing."""
+        ...
+
+    def insert(self, key: RadixKey, pages: PageIndices, now: float) -> InsertResult:
+        """Cache ``key``, whose KV is complete in ``pages`` (``pages[i]`` holds tokens ``i*page_size`` onwards).
+
+        Takes ownership of the pages it keeps, and of the caller's duplicates, which it frees: pages for tokens that were cached
+        already in other pages. Pages that the cache already owns (from an earlier match or insert) are passed again and
+        recognised. Pages beyond ``inserted_tokens`` stay the caller's.
+        """
+        ...
+
+    def lock(self, node: CacheNode) -> LockReceipt:
+        """Protect ``node`` and all its ancestors from eviction until the receipt is released."""
+        ...
+
+    def release(self, receipt: LockReceipt) -> None:
+        """Undo one lock. Raises DoubleReleaseError, changing nothing, when the receipt was released before."""
+        ...
+
+    def evict(self, pages: int) -> int:
+        """Free at least ``pages`` pages of what is unlocked, least recently used first; returns how many were freed, which is
+        less when not enough is unlocked."""
+        ...
+
+    def flush(self) -> None:
+        """Forget everything: unlocked pages are free at once, locked ones when their receipts are released."""
+        ...
+
+    def check_invariants(self) -> None:
+        """Recompute every count from nothing; raises InvariantError with the state printed. O(size)."""
+        ...

@@ -1,0 +1,1 @@
+"""The library that callers import. No torch, no Ray."""

@@ -1,0 +1,159 @@
+"""Settings of a worker and of a router: frozen, checked when made, never changed after.
+
+Command-line flags carry the names engineers of this field know (``--page-size``, ``--mem-fraction-static``, …); each field
+here is one flag. The effective configuration is logged once at start through ``describe``, which leaves secrets out.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from prefixmesh.cache.namespace import Isolation
+from prefixmesh.errors import ConfigError
+
+PrefixCacheKind = Literal["radix", "hash", "off"]
+SchedulePolicy = Literal["lpm", "fcfs"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+RoutingPolicy = Literal["cost", "round_robin", "least_loaded"]
+
+DEFAULT_MODEL: Final = "smollm2"
+MAX_PAGE_SIZE: Final = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """What the engine process of a worker needs to know."""
+
+    model: str = DEFAULT_MODEL
+    """A known model's name, a Hugging Face folder, or a GGUF file."""
+
+    dtype: Dtype = "auto"
+    """``auto`` is bfloat16 where the device computes it fast, float32 elsewhere."""
+
+    device: str = "auto"
+    """A torch device; ``auto`` is the first GPU, else the CPU."""
+
+    page_size: int = 1
+    """Tokens per KV page, a power of two. 1 shares prefixes to the exact token; 16 suits a host tier."""
+
+    prefix_cache: PrefixCacheKind = "radix"
+    """``radix`` shares any common prefix, ``hash`` whole 16-token blocks, ``off`` nothing."""
+
+    mem_fraction_static: float = 0.5
+    """Share of the device's memory for weights and KV together, when ``max_total_tokens`` is not given."""
+
+    max_total_tokens: int | None = None
+    """Size of the KV pool in tokens; overrides ``mem_fraction_static``."""
+
+    max_running_requests: int = 64
+    """Most requests computed together in one step."""
+
+    max_queued_requests: int = 1024
+    """Most requests waiting; one more is refused at once."""
+
+    chunked_prefill_size: int = 512
+    """Most prompt tokens computed in one step, so that a long prompt does not stop others' decoding; 0 means no chunking."""
+
+    schedule_policy: SchedulePolicy = "lpm"
+    """``lpm``: longest cached prefix first, with a bound on how often one may be passed over; ``fcfs``: in order of arrival."""
+
+    threads: int = 0
+    """CPU threads for the model's arithmetic; 0 lets torch choose."""
+
+    def __post_init__(self) -> None:
+        size = self.page_size
+        if not 1 <= size <= MAX_PAGE_SIZE or size & (size - 1):
+            raise ConfigError(f"page_size must be a power of two from 1 to {MAX_PAGE_SIZE}, got {size}")
+        if self.prefix_cache == "hash" and size > 16:
+            raise ConfigError(f"page_size must be at most 16 with prefix_cache=hash, got {size}")
+        if not 0.0 < self.mem_fraction_static <= 1.0:
+            raise ConfigError(
+                f"mem_fraction_static must be above 0 and at most 1, got {self.mem_fraction_static}"
+            )
+        if self.max_total_tokens is not None and self.max_total_tokens < size:
+            raise ConfigError(
+                f"max_total_tokens must hold at least one page of {size}, got {self.max_total_tokens}"
+            )
+        for name in ("max_running_requests", "max_queued_requests"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("chunked_prefill_size", "threads"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerConfig:
+    """One worker: its engine and its gRPC front."""
+
+    engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
+    worker_id: str = "worker-0"
+    host: str = "127.0.0.1"
+    """Address to listen on. Beyond loopback a worker serves only calls that carry a router's ticket."""
+
+    port: int = 0
+    """0 takes a free port."""
+
+    isolation: Isolation = "tenant"
+    """``tenant`` keeps tenants' KV apart; ``shared`` makes all callers one trust domain."""
+
+    in_process: bool = False
+    """Run the engine in a thread of the front instead of a process of its own (tests, simulation)."""
+
+    def __post_init__(self) -> None:
+        _check_port(self.port)
+        if not self.worker_id:
+            raise ConfigError("worker_id must not be empty")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterConfig:
+    """One router."""
+
+    workers: tuple[str, ...]
+    """Addresses (``host:port``) of the workers."""
+
+    model: str = DEFAULT_MODEL
+    """The model that the workers serve; the router needs its tokenizer and chat template."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    policy: RoutingPolicy = "cost"
+    """``cost`` weighs match against load in milliseconds; the others are there to compare with."""
+
+    spill_weight: float = 1.0
+    """λ of the cost: how much the work a choice adds for everyone else counts beside the request's own wait."""
+
+    block_size: int = 64
+    """Tokens per block of the router's prefix tree."""
+
+    max_tree_blocks: int = 1_000_000
+    """Most blocks the prefix tree remembers; the least recently used leave first."""
+
+    answer_memory_bytes: int = 64 * 2**20
+    """Most bytes of recent answers' token ids kept for multi-turn chats."""
+
+    api_keys_file: str | None = None
+    """File of hashed API keys; without one the router binds to loopback only."""
+
+    isolation: Isolation = "tenant"
+
+    def __post_init__(self) -> None:
+        _check_port(self.port)
+        if not self.workers:
+            raise ConfigError("workers must name at least one address")
+        if self.spill_weight < 0:
+            raise ConfigError(f"spill_weight must not be negative, got {self.spill_weight}")
+        for name in ("block_size", "max_tree_blocks", "answer_memory_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+def describe(config: Any) -> dict[str, Any]:
+    """The effective settings as a flat-enough dict for one log line. No field of a config is a secret (F70)."""
+    return dataclasses.asdict(config)
+
+
+def _check_port(port: int) -> None:
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port must be 0 to 65535, got {port}")

@@ -1,0 +1,128 @@
+"""Every error a user of prefixmesh can meet, as one tree.
+
+::
+
+    PrefixmeshError                 status              retry helps?
+    ├── ConfigError                 (start-up only)     no: change the setting it names
+    ├── ModelFileError              (start-up only)     no: the file is missing or malformed
+    ├── InvalidRequestError         INVALID_ARGUMENT    no: names the field and the limit
+    ├── AuthenticationError         UNAUTHENTICATED     no: credentials missing, unknown or forged
+    ├── AccessDeniedError           PERMISSION_DENIED   no
+    ├── NotFoundError               NOT_FOUND           no
+    ├── OverloadedError             RESOURCE_EXHAUSTED  yes, later
+    ├── UnavailableError            UNAVAILABLE         yes: no worker is ready, or it died
+    ├── DeadlineError               DEADLINE_EXCEEDED   with a longer deadline
+    ├── CancelledError              CANCELLED           the caller wanted it so
+    └── InternalError               INTERNAL            no: a bug of ours
+
+Each class carries the gRPC status it becomes and a stable reason for ``google.rpc.ErrorInfo``; foreign errors are mapped
+to this tree where they enter, with ``from``. ``assert`` is for our own bugs only.
+"""
+
+from typing import ClassVar
+
+
+class PrefixmeshError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+    status: ClassVar[str] = "INTERNAL"
+    """Name of the gRPC status code this error becomes."""
+
+    reason: ClassVar[str] = "INTERNAL"
+    """Stable, machine-readable reason (``google.rpc.ErrorInfo.reason``)."""
+
+    retryable: ClassVar[bool] = False
+    """Whether the same call may succeed when sent again."""
+
+
+class ConfigError(PrefixmeshError):
+    """A setting is out of its range or settings contradict each other; raised at start-up."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "BAD_CONFIG"
+
+
+class ModelFileError(PrefixmeshError):
+    """A model's files are missing, malformed or of a kind that is not supported."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "BAD_MODEL_FILES"
+
+
+class InvalidRequestError(PrefixmeshError):
+    """The caller's request breaks a limit; ``field`` names where, the message names the limit."""
+
+    status = "INVALID_ARGUMENT"
+    reason = "INVALID_REQUEST"
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        """Path of the offending field in the request, such as ``sampling.top_p``."""
+
+
+class AuthenticationError(PrefixmeshError):
+    """Credentials are missing, unknown or forged."""
+
+    status = "UNAUTHENTICATED"
+    reason = "UNAUTHENTICATED"
+
+
+class AccessDeniedError(PrefixmeshError):
+    """The caller is known and may not do this."""
+
+    status = "PERMISSION_DENIED"
+    reason = "ACCESS_DENIED"
+
+
+class NotFoundError(PrefixmeshError):
+    """What the caller names does not exist."""
+
+    status = "NOT_FOUND"
+    reason = "NOT_FOUND"
+
+
+class OverloadedError(PrefixmeshError):
+    """A bounded queue is full; try again later."""
+
+    status = "RESOURCE_EXHAUSTED"
+    reason = "OVERLOADED"
+    retryable = True
+
+
+class UnavailableError(PrefixmeshError):
+    """No worker can take the request now, or the one that had it died."""
+
+    status = "UNAVAILABLE"
+    reason = "UNAVAILABLE"
+    retryable = True
+
+
+class DeadlineError(PrefixmeshError):
+    """The call's deadline passed before it was answered."""
+
+    status = "DEADLINE_EXCEEDED"
+    reason = "DEADLINE_EXCEEDED"
+
+
+class CancelledError(PrefixmeshError):
+    """The caller cancelled or aborted the request."""
+
+    status = "CANCELLED"
+    reason = "CANCELLED"
+
+
+class InternalError(PrefixmeshError):
+    """A bug of ours; the message is safe to show."""
+
+
+class DoubleReleaseError(InternalError):
+    """A lock receipt was released twice. Counted and survived by the engine; state is unchanged."""
+
+    reason = "DOUBLE_RELEASE"
+
+
+class InvariantError(InternalError):
+    """``check_invariants`` found a structure in a state it must never have; the message shows the state."""
+
+    reason = "INVARIANT_BROKEN"

@@ -1,0 +1,1 @@
+"""A fleet on a Ray cluster: the actors around workers and routers, and starting and stopping them together."""

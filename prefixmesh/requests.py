@@ -1,0 +1,164 @@
+"""What a caller may ask for, as validated domain types: no wire, no engine.
+
+``prefixmesh.proto.codec`` turns wire messages into these and refuses what breaks a limit; the client builds them;
+router and worker share them. Every limit is a named constant with its reason.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from prefixmesh.errors import InvalidRequestError
+
+MAX_SEED: Final = 2**63 - 1
+"""Seeds fit a signed 64-bit integer, so every language can hold one."""
+
+MAX_TOKENS_LIMIT: Final = 2**31 - 1
+"""Output limits are int32; the model's context is the real bound."""
+
+MAX_STOP_STRINGS: Final = 16
+"""Each stop string is searched in every delta; more than this is an attack, not a use."""
+
+MAX_STOP_CHARS: Final = 256
+"""A stop string holds back as much text as it is long, so it must stay short."""
+
+MAX_STOP_TOKEN_IDS: Final = 256
+MAX_EXTRA_KEY_BYTES: Final = 1024
+MAX_REQUEST_ID_BYTES: Final = 256
+MAX_CHAT_MESSAGES: Final = 4096
+
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES: Final[tuple[Role, ...]] = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How to choose each next token. The randomness of output token *i* is a function of (seed, *i*) alone."""
+
+    temperature: float = 1.0
+    """0 is greedy; otherwise logits are divided by it. 0 to 100."""
+
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+
+    top_p: float = 1.0
+    """Keep the smallest set of likeliest tokens whose probabilities reach this sum; above 0, at most 1."""
+
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the likeliest; 0 to 1."""
+
+    max_tokens: int | None = None
+    """Most output tokens; None means what the context leaves. 0 computes the prompt and answers nothing."""
+
+    seed: int | None = None
+    """None lets the server draw one and tell it in ``Started``."""
+
+    stop: tuple[str, ...] = ()
+    """The answer ends before the first of these strings."""
+
+    stop_token_ids: tuple[int, ...] = ()
+    """The answer ends at any of these ids; the id itself is not part of the answer."""
+
+    ignore_eos: bool = False
+    """Go on past the model's own end-of-turn tokens (for benchmarks)."""
+
+    def __post_init__(self) -> None:
+        _in_range("sampling.temperature", self.temperature, 0.0, 100.0)
+        _in_range("sampling.top_p", self.top_p, 0.0, 1.0, above_low=True)
+        _in_range("sampling.min_p", self.min_p, 0.0, 1.0)
+        _in_range("sampling.top_k", self.top_k, 0, 2**31 - 1)
+        if self.max_tokens is not None:
+            _in_range("sampling.max_tokens", self.max_tokens, 0, MAX_TOKENS_LIMIT)
+        if self.seed is not None:
+            _in_range("sampling.seed", self.seed, 0, MAX_SEED)
+        _at_most("sampling.stop", len(self.stop), MAX_STOP_STRINGS, "strings")
+        for text in self.stop:
+            if not text:
+                raise InvalidRequestError("sampling.stop", "a stop string must not be empty")
+            _at_most("sampling.stop", len(text), MAX_STOP_CHARS, "characters in one string")
+        _at_most("sampling.stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS, "ids")
+        for token_id in self.stop_token_ids:
+            _in_range("sampling.stop_token_ids", token_id, 0, 2**31 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """A prompt as plain text, completed as it stands (no chat template)."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation, rendered by the model's own chat template."""
+
+    messages: tuple[ChatMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A prompt as packed token ids (``prefixmesh.tokens``)."""
+
+    packed: bytes
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateRequest:
+    """One validated call of ``Inference.Generate``, without the caller's identity (that comes from credentials)."""
+
+    prompt: Prompt
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    model: str = ""
+    """The model's name; empty means the one that is served."""
+
+    adapter: str = ""
+    """LoRA adapter by name; empty is the base model."""
+
+    extra_key: str = ""
+    """Narrows sharing of cached prefixes within the caller's tenant. Any string."""
+
+    client_request_id: str = ""
+    """The caller's own id, for logs only; two requests may carry the same."""
+
+    def __post_init__(self) -> None:
+        _at_most("extra_key", len(self.extra_key.encode()), MAX_EXTRA_KEY_BYTES, "bytes")
+        _at_most("request_id", len(self.client_request_id.encode()), MAX_REQUEST_ID_BYTES, "bytes")
+        match self.prompt:
+            case TextPrompt(text=""):
+                raise InvalidRequestError("text", "the prompt must not be empty")
+            case ChatPrompt(messages=()):
+                raise InvalidRequestError("chat.messages", "the prompt must not be empty")
+            case ChatPrompt(messages=messages):
+                _at_most("chat.messages", len(messages), MAX_CHAT_MESSAGES, "messages")
+            case TokenPrompt(packed=b""):
+                raise InvalidRequestError("tokens.ids", "the prompt must not be empty")
+            case TokenPrompt(packed=packed) if len(packed) % 4:
+                raise InvalidRequestError(
+                    "tokens.ids",
+                    f"must be packed little-endian uint32, 4 bytes an id; got {len(packed)} bytes",
+                )
+            case _:
+                pass
+
+
+def _in_range(name: str, value: float, low: float, high: float, *, above_low: bool = False) -> None:
+    bound = "above" if above_low else "at least"
+    below = value <= low if above_low else value < low
+    if math.isnan(value) or below or value > high:
+        raise InvalidRequestError(name, f"must be {bound} {low} and at most {high}, got {value}")
+
+
+def _at_most(name: str, value: int, limit: int, unit: str) -> None:
+    if value > limit:
+        raise InvalidRequestError(name, f"at most {limit} {unit} allowed, got {value}")

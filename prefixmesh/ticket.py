@@ -1,0 +1,61 @@
+"""Tickets: the signed note with which a router sends a request to a worker.
+
+A worker believes a ticket and nothing else about who is calling. The note is a serialised ``Ticket`` message followed by its
+HMAC-SHA256 under a key derived from the fleet secret; it travels as binary metadata beside the request.
+"""
+
+import hmac
+from dataclasses import dataclass
+from typing import Final
+
+from prefixmesh.errors import AuthenticationError
+from prefixmesh.fleet_secret import FleetSecret
+from prefixmesh.ids import Incarnation, Namespace, RequestId, TenantId
+from prefixmesh.proto.v1 import ticket_pb2
+
+TICKET_METADATA: Final = "x-prefixmesh-ticket-bin"
+_MAC_BYTES: Final = 32
+_MAX_BYTES: Final = 64 * 1024
+"""A ticket is a few hundred bytes; anything larger is not one of ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """What a router tells a worker about one request."""
+
+    request_id: RequestId
+    tenant: TenantId
+    namespace: Namespace
+    incarnation: Incarnation
+    """The life of the worker that the decision was about; another life refuses the ticket."""
+
+
+def sign(ticket: Ticket, secret: FleetSecret) -> bytes:
+    """The note as bytes for the call's metadata."""
+    body = ticket_pb2.Ticket(
+        request_id=ticket.request_id,
+        tenant=ticket.tenant,
+        namespace=ticket.namespace,
+        incarnation=ticket.incarnation,
+    ).SerializeToString(deterministic=True)
+    return body + _mac(body, secret)
+
+
+def verify(note: bytes, secret: FleetSecret, incarnation: Incarnation) -> Ticket:
+    """The ticket in ``note``; raises AuthenticationError when it is forged, malformed or meant for another incarnation."""
+    body, mac = note[:-_MAC_BYTES], note[-_MAC_BYTES:]
+    if len(note) > _MAX_BYTES or not hmac.compare_digest(mac, _mac(body, secret)):
+        raise AuthenticationError("the ticket is not signed by this fleet")
+    message = ticket_pb2.Ticket.FromString(body)
+    if message.incarnation != incarnation:
+        raise AuthenticationError("the ticket is for another incarnation of this worker")
+    return Ticket(
+        request_id=RequestId(message.request_id),
+        tenant=TenantId(message.tenant),
+        namespace=Namespace(message.namespace),
+        incarnation=Incarnation(message.incarnation),
+    )
+
+
+def _mac(body: bytes, secret: FleetSecret) -> bytes:
+    return hmac.digest(secret.ticket_key(), body, "sha256")

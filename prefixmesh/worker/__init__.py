@@ -1,0 +1,1 @@
+"""Who computes: scheduler, engine, model, sampling, the gRPC front, the Ray actor."""

@@ -1,0 +1,148 @@
+"""What the gRPC front and the engine say to each other.
+
+Plain msgspec structs, so that the two may be threads or processes: ``engine_client`` carries them either way. Events of one
+step travel together in one ``StepEvents`` frame.
+"""
+
+from typing import Literal
+
+import msgspec
+
+EndReason = Literal["stop", "length", "aborted", "failed"]
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine tells once, when it is ready."""
+
+    model: str
+    model_revision: str
+    vocab_size: int
+    context_length: int
+    """Most tokens of prompt and answer together: the model's own limit, or the pool's where that is less."""
+
+    page_size: int
+    total_pages: int
+    max_total_tokens: int
+    max_running_requests: int
+    prefix_cache: str
+    device: str
+    dtype: str
+    eos_token_ids: tuple[int, ...]
+    memory_sums: str
+    """The sums that sized the pool, for one log line."""
+
+
+class EngineSampling(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampling as the engine needs it; stop strings are the front's business."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    max_tokens: int
+    """Already resolved against the context; 0 computes the prompt only."""
+
+    stop_token_ids: tuple[int, ...]
+    """The caller's and, unless ``ignore_eos``, the model's. Ending ids are never part of the answer."""
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Front to engine: a new request."""
+
+    request_id: str
+    namespace: bytes
+    tokens: bytes
+    """Packed prompt."""
+
+    sampling: EngineSampling
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Front to engine: stop a request in whatever state it is, within one step. Unknown ids are ignored."""
+
+    request_id: str
+
+
+class GetStats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Front to engine: send a ``Stats``."""
+
+
+class Flush(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Front to engine: empty the prefix cache."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Front to engine: end now."""
+
+
+Command = Submit | Abort | GetStats | Flush | Shutdown
+
+
+class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The request entered a batch for the first time; ``cached_tokens`` of its prompt were found in the cache."""
+
+    request_id: str
+    cached_tokens: int
+    queued_ms: float
+
+
+class TokensOut(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """New tokens of one request, starting at ``position`` of its answer."""
+
+    request_id: str
+    position: int
+    token_ids: tuple[int, ...]
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The request's last event. Its pages are released or cached already."""
+
+    request_id: str
+    reason: EndReason
+    completion_tokens: int
+    prefill_ms: float
+    first_token_ms: float
+    decode_ms: float
+    error: str = ""
+    """For ``failed``: what went wrong, safe to show."""
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The request was never admitted. ``field`` is set when it is the caller's error, empty when the engine is full."""
+
+    request_id: str
+    field: str
+    problem: str
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """State of the engine, for Describe and metrics."""
+
+    running: int
+    queued: int
+    total_pages: int
+    free_pages: int
+    evictable_pages: int
+    protected_pages: int
+    prefill_tokens_per_s: float
+    decode_step_ms: float
+    prompt_tokens: int
+    """Prompt tokens admitted since the start."""
+
+    cached_tokens: int
+    """Those of them that were found in the cache."""
+
+    double_releases: int
+    """Receipts released twice: a bug that was survived."""
+
+    steps: int
+
+
+Event = Admitted | TokensOut | Ended | Refused | Stats
+
+
+class StepEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one step of the engine has to tell."""
+
+    events: list[Event]
