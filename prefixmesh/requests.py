@@ -162,3 +162,27 @@ def _in_range(name: str, value: float, low: float, high: float, *, above_low: bo
 def _at_most(name: str, value: int, limit: int, unit: str) -> None:
     if value > limit:
         raise InvalidRequestError(name, f"at most {limit} {unit} allowed, got {value}")
+
+
+def resolve_max_tokens(prompt_tokens: int, max_tokens: int | None, context_length: int) -> int:
+    """The output limit that holds for a prompt in a context; raises InvalidRequestError when the two do not fit.
+
+    ``None`` asks for what the context leaves, which must be at least one token; a given number must fit as a whole, so that
+    nobody gets a silently shortened answer.
+    """
+    if max_tokens is None:
+        if prompt_tokens >= context_length:
+            raise InvalidRequestError(
+                "prompt",
+                f"{prompt_tokens} tokens leave no room for an answer: the limit is {context_length - 1} tokens",
+            )
+        return context_length - prompt_tokens
+    if prompt_tokens > context_length:
+        raise InvalidRequestError("prompt", f"{prompt_tokens} tokens; the limit is {context_length} tokens")
+    if prompt_tokens + max_tokens > context_length:
+        raise InvalidRequestError(
+            "sampling.max_tokens",
+            f"at most {context_length - prompt_tokens} with a prompt of {prompt_tokens} tokens in a context of "
+            f"{context_length}, got {max_tokens}",
+        )
+    return max_tokens

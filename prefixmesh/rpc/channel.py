@@ -1,0 +1,54 @@
+"""Settings of every gRPC hop, in one place, so that both ends of a connection always agree.
+
+Client keepalive must not be more eager than what servers permit, and a message that one hop accepts must fit the next; a
+module of its own makes a disagreement impossible.
+"""
+
+from typing import Final
+
+import grpc
+import grpc.aio
+
+MAX_MESSAGE_BYTES: Final = 64 * 2**20
+"""Largest message any hop carries. A 16M-token packed prompt fits; a larger one is refused by gRPC before it is parsed."""
+
+METADATA_BYTES: Final = 64 * 1024
+"""Largest metadata: tickets travel there."""
+
+KEEPALIVE_TIME_MS: Final = 30_000
+"""A silent connection is probed this often, also while a long prefill sends nothing."""
+
+KEEPALIVE_TIMEOUT_MS: Final = 10_000
+MIN_PING_INTERVAL_MS: Final = 10_000
+"""What a server tolerates: a third of the interval at which clients probe."""
+
+_COMMON: Final[tuple[tuple[str, int], ...]] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", METADATA_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+CLIENT_OPTIONS: Final = (*_COMMON, ("grpc.keepalive_permit_without_calls", 1))
+SERVER_OPTIONS: Final = (
+    *_COMMON,
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+    ("grpc.so_reuseport", 0),  # a second server on a port in use must fail, not share it
+)
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """An asyncio channel to ``host:port`` with this fleet's settings; connects on first use."""
+    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+
+
+def open_sync_channel(address: str) -> grpc.Channel:
+    """A blocking channel to ``host:port`` with this fleet's settings; connects on first use."""
+    return grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+
+
+def join_address(host: str, port: int) -> str:
+    """``host:port`` as gRPC takes it; IPv6 hosts get their brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,109 @@
+"""Registers a service so that nothing a caller sends, and no bug of ours, leaves a call without a proper status.
+
+The generated registration parses requests inside gRPC, where a malformed message becomes an opaque INTERNAL. Here requests
+arrive as bytes: they are parsed under our own error mapping, and every handler's errors end in ``rpc.status``.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from prefixmesh.errors import InternalError, InvalidRequestError, PrefixmeshError
+from prefixmesh.rpc import status
+from prefixmesh.rpc.channel import SERVER_OPTIONS
+from prefixmesh.rpc.status import AnyContext
+from prefixmesh.rpc.wire_check import find_invalid_utf8
+
+_log = logging.getLogger(__name__)
+
+UnaryMethod = Callable[[Any, AnyContext], Awaitable[Message]]
+StreamMethod = Callable[[Any, AnyContext], AsyncIterator[Message | bytes]]
+
+
+def make_server(max_concurrent_rpcs: int | None = None) -> grpc.aio.Server:
+    """A server with this fleet's settings; nothing is bound yet."""
+    return grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=max_concurrent_rpcs)
+
+
+def add_service(server: grpc.aio.Server, descriptor: ServiceDescriptor, implementation: object) -> None:
+    """Serve every method of ``descriptor`` by the method of the same name on ``implementation``.
+
+    A unary method is ``async def Name(request, context) -> Message``; a server-streaming one is an async generator over
+    messages (or serialised bytes). Both may raise any PrefixmeshError.
+    """
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for method in descriptor.methods:
+        function = getattr(implementation, method.name)
+        if method.server_streaming:
+            handlers[method.name] = grpc.unary_stream_rpc_method_handler(
+                _guard_stream(method, function), request_deserializer=None, response_serializer=_serialize
+            )
+        else:
+            handlers[method.name] = grpc.unary_unary_rpc_method_handler(
+                _guard_unary(method, function), request_deserializer=None, response_serializer=_serialize
+            )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(descriptor.full_name, handlers),))
+
+
+def _guard_unary(
+    method: MethodDescriptor, function: UnaryMethod
+) -> Callable[[bytes, AnyContext], Awaitable[Message]]:
+    async def handle(data: bytes, context: AnyContext) -> Message:
+        try:
+            return await function(_parse(method, data), context)
+        except (PrefixmeshError, asyncio.CancelledError, Exception) as error:
+            await _fail(method, error, context)
+            raise
+
+    return handle
+
+
+def _guard_stream(
+    method: MethodDescriptor, function: StreamMethod
+) -> Callable[[bytes, AnyContext], AsyncIterator[Message | bytes]]:
+    async def handle(data: bytes, context: AnyContext) -> AsyncIterator[Message | bytes]:
+        try:
+            async for message in function(_parse(method, data), context):
+                yield message
+        except (PrefixmeshError, asyncio.CancelledError, Exception) as error:
+            await _fail(method, error, context)
+            raise
+
+    return handle
+
+
+async def _fail(method: MethodDescriptor, error: BaseException, context: AnyContext) -> None:
+    """End the call with the status of ``error``; returns only for a cancellation that gRPC itself asked for."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if isinstance(error, PrefixmeshError):
+        await status.abort(context, error)
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and (context.cancelled() or (task and task.cancelling())):
+        return
+    # A bug of ours, or a CancelledError that leaked out of a library: the caller gets a status, the log the trace.
+    _log.error("handler_failed method=%s error=%s", method.full_name, type(error).__name__, exc_info=error)
+    await status.abort(context, InternalError("internal error; the server's log has the details"))
+
+
+def _parse(method: MethodDescriptor, data: bytes) -> Message:
+    try:
+        return GetMessageClass(method.input_type).FromString(data)
+    except DecodeError as error:
+        field = find_invalid_utf8(method.input_type, data)
+        if field is not None:
+            raise InvalidRequestError(field, "must be valid UTF-8") from error
+        raise InvalidRequestError(
+            "request", f"is not a well-formed {method.input_type.full_name} message ({len(data)} bytes)"
+        ) from error
+
+
+def _serialize(message: Message | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()

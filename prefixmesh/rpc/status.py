@@ -1,0 +1,77 @@
+"""The error tree on the wire: each error becomes a gRPC status with a ``google.rpc.ErrorInfo``, and comes back as itself."""
+
+from typing import Any, Final, NoReturn, TypeAlias
+
+import grpc
+import grpc.aio
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from prefixmesh import errors
+from prefixmesh.errors import InvalidRequestError, PrefixmeshError
+
+ERROR_DOMAIN: Final = "prefixmesh"
+_MAX_MESSAGE_CHARS: Final = 1000
+"""Status messages travel as a header; a caller's own text quoted in one must not overflow it."""
+
+AnyContext: TypeAlias = "grpc.aio.ServicerContext[object, object]"
+
+_BY_REASON: Final[dict[str, type[PrefixmeshError]]] = {
+    kind.reason: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, PrefixmeshError) and kind is not PrefixmeshError
+}
+_BY_STATUS: Final[dict[str, type[PrefixmeshError]]] = {
+    "UNAUTHENTICATED": errors.AuthenticationError,
+    "PERMISSION_DENIED": errors.AccessDeniedError,
+    "NOT_FOUND": errors.NotFoundError,
+    "RESOURCE_EXHAUSTED": errors.OverloadedError,
+    "UNAVAILABLE": errors.UnavailableError,
+    "DEADLINE_EXCEEDED": errors.DeadlineError,
+    "CANCELLED": errors.CancelledError,
+}
+
+
+async def abort(context: AnyContext, error: PrefixmeshError) -> NoReturn:
+    """End the call with the status that ``error`` stands for."""
+    code = grpc.StatusCode[error.status]
+    message = str(error)[:_MAX_MESSAGE_CHARS]
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN)
+    if isinstance(error, InvalidRequestError):
+        info.metadata["field"] = error.field
+    detail = any_pb2.Any()
+    detail.Pack(info)
+    status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
+    trailer = (("grpc-status-details-bin", status.SerializeToString()),)
+    await context.abort(code, message, trailer)
+    raise AssertionError("abort returned")
+
+
+def from_rpc_error(error: grpc.RpcError) -> PrefixmeshError:
+    """The error of our tree that a failed call stands for; statuses of foreign origin are mapped by their code."""
+    call: Any = error  # every RpcError that a call raises is also that call
+    code: grpc.StatusCode = call.code()
+    message: str = call.details() or code.name
+    info = _error_info(error)
+    if info is not None and info.reason in _BY_REASON:
+        kind = _BY_REASON[info.reason]
+        if kind is InvalidRequestError:
+            field = info.metadata.get("field", "request")
+            return InvalidRequestError(field, message.removeprefix(f"{field}: "))
+        return kind(message)
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        return InvalidRequestError("request", message)
+    return _BY_STATUS.get(code.name, errors.InternalError)(message)
+
+
+def _error_info(error: Any) -> error_details_pb2.ErrorInfo | None:
+    trailer = error.trailing_metadata() or ()
+    for key, value in trailer:
+        if key != "grpc-status-details-bin":
+            continue
+        status = status_pb2.Status.FromString(value)
+        for detail in status.details:
+            info = error_details_pb2.ErrorInfo()
+            if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+                return info
+    return None
