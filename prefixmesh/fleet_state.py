@@ -1,0 +1,94 @@
+"""What ``prefixmesh up`` remembers of the fleet it started, so that the other commands find it without being told.
+
+One small JSON file (``paths.fleet_state_file``). It says where the fleet was when it came up, not that it still runs: whoever
+reads it must be ready to find nobody at home.
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from prefixmesh import paths
+from prefixmesh.errors import ConfigError, NotFoundError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetState:
+    """One started fleet: where its parts listen and what must be stopped to end it."""
+
+    router: str
+    """Address (``host:port``) of the router."""
+
+    workers: Mapping[str, str]
+    """Address of each worker by its id."""
+
+    model: str
+    """The model as ``up`` was asked for it: a known name or a path."""
+
+    ray_address: str
+    """Address of the Ray cluster that the actors live in."""
+
+    ray_namespace: str
+    """Ray namespace of the actors."""
+
+    actor_names: tuple[str, ...]
+    """Names of the actors in that namespace, router and workers."""
+
+    started_ray: bool
+    """Whether ``up`` started that Ray itself, so that ``down`` stops it too."""
+
+    pid: int | None
+    """Process id of the ``up`` that runs in the foreground; None when it was detached."""
+
+    def __post_init__(self) -> None:
+        if not self.router:
+            raise ConfigError("the fleet's state names no router")
+
+
+def load(path: Path | None = None) -> FleetState:
+    """The fleet remembered in ``path`` (default: this user's); costs one small file read.
+
+    Raises NotFoundError when no fleet is remembered, and ConfigError when the file cannot be read as one.
+    """
+    path = path or paths.fleet_state_file()
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise NotFoundError(f"no fleet is remembered in {path}; start one with: prefixmesh up") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read the fleet's state {path}: {error.strerror}") from error
+    try:
+        return msgspec.json.decode(data, type=FleetState)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} does not hold a fleet's state ({error}); run: prefixmesh up") from error
+
+
+def save(state: FleetState, path: Path | None = None) -> None:
+    """Remember ``state`` in ``path`` (default: this user's); a reader sees the old file or the new one, never half of one."""
+    path = path or paths.fleet_state_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A draft of its own for each writer, mode 600: two `up` at once must not write into the same one.
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+
+
+def forget(path: Path | None = None) -> bool:
+    """Remove the remembered fleet; False when there was none."""
+    path = path or paths.fleet_state_file()
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
