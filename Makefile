@@ -4,7 +4,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOS := $(wildcard proto/prefixmesh/v1/*.proto)
-DEEP ?= 1
 
 .PHONY: setup demo test test-fast test-deep check format proto wheel clean
 
@@ -19,14 +18,12 @@ demo: $(STAMP)
 	@$(BIN)/prefixmesh demo $(ARGS)
 
 test: $(STAMP)
-	@bash scripts/system_packages
 	@$(BIN)/python -m pytest -m "not deep" $(ARGS)
 
 test-fast: $(STAMP)
 	@$(BIN)/python -m pytest -m "not slow and not deep and not cluster" $(ARGS)
 
 test-deep: $(STAMP)
-	@bash scripts/system_packages
 	@$(BIN)/python -m pytest -m "deep" --timeout 3600 $(ARGS)
 
 check: $(STAMP)
