@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from prefixmesh.cache.receipts import LockReceipt as LockReceipt
 from prefixmesh.ids import Namespace
 
 PageIndices = npt.NDArray[np.int32]
@@ -66,10 +67,6 @@ class InsertResult:
     """Where the inserted key ends: what ``lock`` takes."""
 
 
-class LockReceipt(Protocol):
-    """Proof of one lock; good for one release."""
-
-
 class PrefixCache(Protocol):
     """A cache of prompt prefixes on one worker. Not thread-safe: one loop owns it."""
 
@@ -85,7 +82,12 @@ class PrefixCache(Protocol):
 
     @property
     def protected_pages(self) -> int:
-        """Cached pages that a lock protects."""
+        """Cached pages that a lock protects, and pages cut off by a flush whose receipts are still out."""
+        ...
+
+    @property
+    def double_releases(self) -> int:
+        """Receipts that somebody tried to release again; only rises."""
         ...
 
     def match_prefix(self, key: RadixKey, now: float) -> MatchResult:
@@ -101,7 +103,12 @@ class PrefixCache(Protocol):
 
         Takes ownership of the pages it keeps, and of the caller's duplicates, which it frees: pages for tokens that were cached
         already in other pages. Pages that the cache already owns (from an earlier match or insert) are passed again and
-        recognised. Pages beyond ``inserted_tokens`` stay the caller's.
+        recognised. Pages beyond ``inserted_tokens`` stay the caller's: its own begin, from then on, at the greater of
+        ``inserted_tokens // page_size`` and where they began before.
+
+        After a flush, a request may still hold pages that the flush cut off and its receipt keeps readable. They never
+        enter the new tree: nothing is kept (``inserted_tokens`` 0), and ``last_device_node`` is the cut-off node, so that
+        locking it before releasing the old receipt is right here as everywhere.
         """
         ...
 

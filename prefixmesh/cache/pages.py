@@ -1,0 +1,124 @@
+"""The pages of one KV pool that nobody owns, as a stack of indices.
+
+Only indices live here, never KV. Whoever is given pages owns them until it gives them back: a request's private tail, or,
+after an insert, a tree node. The allocator knows only free from not free, which is enough to refuse a page that comes back
+twice before it could be given to two owners.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from prefixmesh.cache.base import PageIndices
+from prefixmesh.errors import ConfigError, InternalError, InvariantError
+
+_NOT_FREE: Final = 0
+"""Mark of a page that somebody owns; a free page is marked with its place in the stack, counted from 1."""
+
+
+class PageAllocator:
+    """Gives out page indices ``0 .. total_pages-1``, last freed first, because those are likeliest still in a cache."""
+
+    def __init__(self, total_pages: int) -> None:
+        if total_pages < 1:
+            raise ConfigError(f"total_pages must be at least 1, got {total_pages}")
+        # stack[:free] are the free pages; what lies above is scratch. Highest first, so that page 0 is given out first.
+        self._stack = np.arange(total_pages - 1, -1, -1, dtype=np.int32)
+        self._places = np.arange(1, total_pages + 1, dtype=np.int32)
+        self._mark = np.empty(total_pages, dtype=np.int32)
+        self._mark[self._stack] = self._places
+        self._free = total_pages
+        self._total = total_pages
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that ``allocate`` could give now."""
+        return self._free
+
+    @property
+    def total_pages(self) -> int:
+        """Pages of the pool, free or not."""
+        return self._total
+
+    def allocate(self, n: int) -> PageIndices | None:
+        """Take ``n`` pages, or None when fewer are free: never some of them. O(n)."""
+        if n < 0:
+            raise InternalError(f"cannot allocate {n} pages")
+        if n > self._free:
+            return None
+        below = self._free - n
+        pages = self._stack[below : self._free][::-1].copy()
+        self._mark[pages] = _NOT_FREE
+        self._free = below
+        return pages
+
+    def free(self, pages: PageIndices) -> None:
+        """Give pages back; O(n).
+
+        Raises InternalError, having freed none, when a page is free already, is named twice, or is not of this pool.
+        """
+        n = len(pages)
+        if n == 0:
+            return
+        if n > self._total - self._free:
+            raise InternalError(f"double free: {n} pages come back, {self._total - self._free} are out")
+        above = self._free + n
+        # Written into the scratch above the stack first, so that a refusal leaves the stack as it was. Reversed, so that
+        # the next allocate gives them out in the order in which they came.
+        place = self._stack[self._free : above]
+        place[:] = pages[::-1]
+        index = place.view(
+            np.uint32
+        )  # a negative index becomes huge and is refused instead of wrapping round
+        try:
+            taken = np.count_nonzero(self._mark[index])
+        except IndexError as error:
+            raise InternalError(f"pages outside the pool of {self._total}: {_some(pages)}") from error
+        if taken:
+            again = place[self._mark[index] != _NOT_FREE]
+            raise InternalError(f"double free of pages {_some(again)}")
+        expected = self._places[self._free : above]
+        self._mark[index] = expected
+        # A page named twice took the mark of its last mention, so its first mention no longer reads its own place.
+        if np.count_nonzero(self._mark[index] != expected):
+            self._mark[index] = _NOT_FREE
+            raise InternalError(f"double free within one call: {_some(pages)}")
+        self._free = above
+
+    def listing(self) -> PageIndices:
+        """A copy of the free pages, next to be given last. O(free pages)."""
+        return self._stack[: self._free].copy()
+
+    def check_invariants(self, owners: Mapping[str, PageIndices] | None = None) -> None:
+        """Recompute the free set from nothing; raises InvariantError. O(total_pages).
+
+        Args:
+            owners: everybody who owns pages, by name. When given, their pages and the free ones must together be the
+                whole pool, each page exactly once.
+        """
+        free = self._stack[: self._free]
+        marked = np.flatnonzero(self._mark != _NOT_FREE)
+        if not np.array_equal(np.sort(free), marked):
+            raise InvariantError(f"pages: the free stack and the marks differ in {self!r}")
+        if not np.array_equal(self._mark[free], self._places[: self._free]):
+            raise InvariantError(f"pages: a free page's mark is not its place in {self!r}")
+        if owners is None:
+            return
+        owned = np.zeros(self._total, dtype=np.int64)
+        for pages in ({"free": free} | dict(owners)).values():
+            np.add.at(owned, pages, 1)
+        if (owned != 1).any():
+            state = {name: pages.tolist() for name, pages in owners.items()}
+            raise InvariantError(
+                f"pages: owned by nobody {_some(np.flatnonzero(owned == 0))}, by several {_some(np.flatnonzero(owned > 1))}; "
+                f"free {free.tolist()}, owners {state}"
+            )
+
+    def __repr__(self) -> str:
+        return f"PageAllocator(free={self._free}/{self._total})"
+
+
+def _some(pages: np.typing.NDArray[np.integer]) -> list[int]:
+    """The first few of ``pages``, for a message of bounded length."""
+    return [int(page) for page in pages[:8]]
