@@ -57,6 +57,16 @@ def load_or_create(path: Path) -> FleetSecret:
         return _load(path)
     except FileNotFoundError:
         pass
+    except OSError as error:
+        raise ConfigError(f"cannot read the fleet secret {path}: {error.strerror}") from error
+    try:
+        _create(path)
+    except OSError as error:
+        raise ConfigError(f"cannot keep a fleet secret in {path}: {error.strerror}") from error
+    return _load(path)
+
+
+def _create(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -68,17 +78,15 @@ def load_or_create(path: Path) -> FleetSecret:
         pass  # another process was first; its secret counts
     finally:
         draft.unlink()
-    return _load(path)
 
 
 def _load(path: Path) -> FleetSecret:
     with path.open() as file:
         if os.fstat(file.fileno()).st_mode & 0o077:
             raise ConfigError(f"{path} can be read by others; run: chmod 600 {path}")
-        text = file.read().strip()
-    try:
-        return FleetSecret(bytes.fromhex(text))
-    except ValueError as error:
-        raise ConfigError(
-            f"{path} does not hold a fleet secret ({SECRET_BYTES} bytes in hexadecimal)"
-        ) from error
+        try:
+            return FleetSecret(bytes.fromhex(file.read().strip()))
+        except ValueError as error:
+            raise ConfigError(
+                f"{path} does not hold a fleet secret ({SECRET_BYTES} bytes in hexadecimal)"
+            ) from error

@@ -132,8 +132,8 @@ class GenerateRequest:
     """The caller's own id, for logs only; two requests may carry the same."""
 
     def __post_init__(self) -> None:
-        _at_most("extra_key", len(self.extra_key.encode()), MAX_EXTRA_KEY_BYTES, "bytes")
-        _at_most("request_id", len(self.client_request_id.encode()), MAX_REQUEST_ID_BYTES, "bytes")
+        _at_most("extra_key", _utf8_size(self.extra_key), MAX_EXTRA_KEY_BYTES, "bytes")
+        _at_most("request_id", _utf8_size(self.client_request_id), MAX_REQUEST_ID_BYTES, "bytes")
         match self.prompt:
             case TextPrompt(text=""):
                 raise InvalidRequestError("text", "the prompt must not be empty")
@@ -157,6 +157,10 @@ def _in_range(name: str, value: float, low: float, high: float, *, above_low: bo
     below = value <= low if above_low else value < low
     if math.isnan(value) or below or value > high:
         raise InvalidRequestError(name, f"must be {bound} {low} and at most {high}, got {value}")
+
+
+def _utf8_size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def _at_most(name: str, value: int, limit: int, unit: str) -> None:

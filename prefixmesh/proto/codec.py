@@ -44,7 +44,16 @@ def decode_tokenize(message: pb.TokenizeRequest) -> Prompt:
 
 
 def encode_generate(request: GenerateRequest) -> pb.GenerateRequest:
-    """The wire form of a Generate call."""
+    """The wire form of a Generate call; raises InvalidRequestError for text that UTF-8 cannot carry."""
+    try:
+        return _encode_generate(request)
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            "request", f"text must be valid Unicode; it has a lone surrogate ({error.reason})"
+        ) from error
+
+
+def _encode_generate(request: GenerateRequest) -> pb.GenerateRequest:
     sampling = request.sampling
     message = pb.GenerateRequest(
         request_id=request.client_request_id,
@@ -87,7 +96,8 @@ def _decode_prompt(message: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt:
         case "tokens" if isinstance(message, pb.GenerateRequest):
             return TokenPrompt(message.tokens.ids)
         case _:
-            raise InvalidRequestError("prompt", "one of text, chat or tokens is required")
+            kinds = "text, chat or tokens" if isinstance(message, pb.GenerateRequest) else "text or chat"
+            raise InvalidRequestError("prompt", f"one of {kinds} is required")
 
 
 def _decode_chat(chat: pb.ChatPrompt) -> ChatPrompt:

@@ -6,8 +6,9 @@ arrive as bytes: they are parsed under our own error mapping, and every handler'
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -67,11 +68,15 @@ def _guard_unary(
 
 def _guard_stream(
     method: MethodDescriptor, function: StreamMethod
-) -> Callable[[bytes, AnyContext], AsyncIterator[Message | bytes]]:
-    async def handle(data: bytes, context: AnyContext) -> AsyncIterator[Message | bytes]:
+) -> Callable[[bytes, AnyContext], Awaitable[None]]:
+    # It writes to the context rather than being a generator itself: gRPC drops a generator of a cancelled call unclosed,
+    # and the work behind it would go on until the collector finds it. Here the cancellation lands in this frame.
+    async def handle(data: bytes, context: AnyContext) -> None:
         try:
-            async for message in function(_parse(method, data), context):
-                yield message
+            messages = cast(AsyncGenerator[Message | bytes], function(_parse(method, data), context))
+            async with aclosing(messages):
+                async for message in messages:
+                    await context.write(message)
         except (PrefixmeshError, asyncio.CancelledError, Exception) as error:
             await _fail(method, error, context)
             raise

@@ -1,0 +1,152 @@
+"""Wire messages and domain types say the same thing, and nothing beyond a limit gets through."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixmesh.errors import InvalidRequestError
+from prefixmesh.proto import codec
+from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.requests import (
+    MAX_CHAT_MESSAGES,
+    ROLES,
+    ChatMessage,
+    ChatPrompt,
+    GenerateRequest,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+)
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+
+
+def floats(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(low, high, width=32, allow_subnormal=False)
+
+
+PROMPTS = st.one_of(
+    st.builds(TextPrompt, TEXTS),
+    st.builds(TokenPrompt, st.lists(st.binary(min_size=4, max_size=4), min_size=1).map(b"".join)),
+    st.builds(
+        ChatPrompt,
+        st.lists(st.builds(ChatMessage, st.sampled_from(ROLES), TEXTS), min_size=1, max_size=4).map(tuple),
+    ),
+)
+SAMPLINGS = st.builds(
+    SamplingParams,
+    temperature=floats(0, 100),
+    top_k=st.integers(0, 2**31 - 1),
+    top_p=floats(2**-20, 1),
+    min_p=floats(0, 1),
+    max_tokens=st.none() | st.integers(0, 2**31 - 1),
+    seed=st.none() | st.integers(0, 2**63 - 1),
+    stop=st.lists(TEXTS, max_size=3).map(tuple),
+    stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
+    ignore_eos=st.booleans(),
+)
+REQUESTS = st.builds(
+    GenerateRequest, prompt=PROMPTS, sampling=SAMPLINGS, model=TEXTS, adapter=TEXTS, extra_key=TEXTS
+)
+
+
+@given(REQUESTS)
+def test_a_request_survives_the_wire(request: GenerateRequest) -> None:
+    """Decoding what was encoded gives the same request, through real bytes."""
+    data = codec.encode_generate(request).SerializeToString()
+    assert codec.decode_generate(pb.GenerateRequest.FromString(data)) == request
+
+
+def test_absent_fields_mean_the_defaults() -> None:
+    """A message with a prompt alone is complete."""
+    decoded = codec.decode_generate(pb.GenerateRequest(text="a"))
+    assert decoded == GenerateRequest(prompt=TextPrompt("a"))
+    assert decoded.sampling == SamplingParams()
+
+
+def test_explicit_zeros_are_not_defaults() -> None:
+    """Temperature 0 is greedy and max_tokens 0 is no answer; top_p 0 is refused."""
+    sampling = pb.Sampling(temperature=0, max_tokens=0, seed=0)
+    decoded = codec.decode_generate(pb.GenerateRequest(text="a", sampling=sampling)).sampling
+    assert (decoded.temperature, decoded.max_tokens, decoded.seed) == (0.0, 0, 0)
+    with pytest.raises(InvalidRequestError, match=r"sampling\.top_p"):
+        codec.decode_generate(pb.GenerateRequest(text="a", sampling=pb.Sampling(top_p=0)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"temperature": math.nan}, "sampling.temperature"),
+        ({"top_p": math.inf}, "sampling.top_p"),
+        ({"min_p": -math.inf}, "sampling.min_p"),
+        ({"top_k": -1}, "sampling.top_k"),
+        ({"max_tokens": -1}, "sampling.max_tokens"),
+        ({"max_tokens": 2**31}, "sampling.max_tokens"),
+        ({"max_tokens": -(2**63)}, "sampling.max_tokens"),
+        ({"seed": -1}, "sampling.seed"),
+        ({"stop": ["x"] * 1000}, "sampling.stop"),
+        ({"stop": ["x" * 100_000]}, "sampling.stop"),
+        ({"stop_token_ids": range(100_000)}, "sampling.stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "sampling.stop_token_ids"),
+    ],
+)
+def test_sampling_beyond_a_limit_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
+    """What a hostile message may hold ends in an error that names the field (F58, F64)."""
+    with pytest.raises(InvalidRequestError) as caught:
+        codec.decode_generate(pb.GenerateRequest(text="a", sampling=pb.Sampling(**fields)))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (pb.GenerateRequest(), "prompt"),
+        (pb.GenerateRequest(text=""), "text"),
+        (pb.GenerateRequest(chat=pb.ChatPrompt()), "chat.messages"),
+        (pb.GenerateRequest(tokens=pb.TokenPrompt()), "tokens.ids"),
+        (pb.GenerateRequest(tokens=pb.TokenPrompt(ids=b"abc")), "tokens.ids"),
+        (
+            pb.GenerateRequest(
+                chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user"), pb.ChatMessage(role="God")])
+            ),
+            "chat.messages[1].role",
+        ),
+        (
+            pb.GenerateRequest(
+                chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user")] * (MAX_CHAT_MESSAGES + 1))
+            ),
+            "chat.messages",
+        ),
+    ],
+)
+def test_a_missing_or_wrong_prompt_is_refused_by_name(message: pb.GenerateRequest, field: str) -> None:
+    """Missing, empty and malformed prompts each name what is wrong (F58)."""
+    with pytest.raises(InvalidRequestError) as caught:
+        codec.decode_generate(message)
+    assert caught.value.field == field
+
+
+def test_tokenize_takes_text_and_chat() -> None:
+    """Tokenize refuses the same prompts that Generate refuses."""
+    assert codec.decode_tokenize(pb.TokenizeRequest(text="a")) == TextPrompt("a")
+    chat = codec.encode_chat((ChatMessage("user", "a"),))
+    assert codec.decode_tokenize(pb.TokenizeRequest(chat=chat)) == ChatPrompt((ChatMessage("user", "a"),))
+    with pytest.raises(InvalidRequestError, match="one of text or chat"):
+        codec.decode_tokenize(pb.TokenizeRequest())
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        GenerateRequest(prompt=TextPrompt("\ud800")),
+        GenerateRequest(prompt=TextPrompt("a"), extra_key="\ud800"),
+        GenerateRequest(prompt=ChatPrompt((ChatMessage("user", "\ud800"),))),
+    ],
+)
+def test_text_that_utf8_cannot_carry_is_refused_before_it_is_sent(request_: GenerateRequest) -> None:
+    """A lone surrogate is the caller's error, not a crash of the encoder."""
+    with pytest.raises(InvalidRequestError, match="surrogate"):
+        codec.encode_generate(request_)

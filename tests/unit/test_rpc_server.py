@@ -1,0 +1,224 @@
+"""What a caller sees of a service registered by ``rpc.server``: a proper status for everything that can go wrong."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from prefixmesh import errors
+from prefixmesh.errors import InternalError, InvalidRequestError, PrefixmeshError
+from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.proto.v1 import inference_pb2_grpc as pb_grpc
+from prefixmesh.rpc.channel import MAX_MESSAGE_BYTES, open_channel
+from prefixmesh.rpc.server import add_service, make_server
+from prefixmesh.rpc.status import AnyContext, from_rpc_error
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Inference"]
+GENERATE = "/prefixmesh.v1.Inference/Generate"
+TOKENIZE = "/prefixmesh.v1.Inference/Tokenize"
+SECRET_TEXT = "the password is swordfish"
+
+
+class Service:
+    """An Inference that fails on demand and notices when its stream is closed."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.hold = False
+        self.open_streams = 0
+        self.closed = asyncio.Event()
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: AnyContext
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        self.open_streams += 1
+        try:
+            yield pb.GenerateResponse(delta=pb.Delta(text=request.text))
+            if self.error is not None:
+                raise self.error
+            if self.hold:
+                await asyncio.Event().wait()
+        finally:
+            self.open_streams -= 1
+            self.closed.set()
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: AnyContext) -> pb.TokenizeResponse:
+        if self.error is not None:
+            raise self.error
+        return pb.TokenizeResponse(ids=request.text.encode())
+
+    async def Abort(self, request: pb.AbortRequest, context: AnyContext) -> pb.AbortResponse:
+        raise NotImplementedError(SECRET_TEXT)
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: AnyContext) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse()
+
+
+@asynccontextmanager
+async def running(service: Service) -> AsyncIterator[grpc.aio.Channel]:
+    server = make_server()
+    add_service(server, SERVICE, service)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
+    finally:
+        await server.stop(None)
+
+
+def stub_of(channel: grpc.aio.Channel) -> Any:
+    return pb_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+
+
+async def raw_error(channel: grpc.aio.Channel, method: str, body: bytes) -> grpc.aio.AioRpcError:
+    call: Any = channel.unary_unary(method)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call(body, timeout=5)
+    return caught.value
+
+
+async def test_malformed_message_is_the_callers_error_and_the_next_call_works() -> None:
+    """Bytes that are no message become INVALID_ARGUMENT, not INTERNAL."""
+    async with running(Service()) as channel:
+        for method in (GENERATE, TOKENIZE):
+            error = await raw_error(channel, method, b"\xff\xff\xff\xff\xff")
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "well-formed prefixmesh.v1." in (error.details() or "")
+        assert (await stub_of(channel).Tokenize(pb.TokenizeRequest(text="a"))).ids == b"a"
+
+
+async def test_invalid_utf8_names_the_field() -> None:
+    """A string that is not UTF-8 is refused with the path of its field."""
+    broken = pb.GenerateRequest(
+        chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="abcd")])
+    ).SerializeToString()
+    async with running(Service()) as channel:
+        error = await raw_error(channel, GENERATE, broken.replace(b"abcd", b"ab\xff\xfe"))
+    mapped = from_rpc_error(error)
+    assert isinstance(mapped, InvalidRequestError)
+    assert mapped.field == "chat.messages.content"
+    assert str(mapped) == "chat.messages.content: must be valid UTF-8"
+
+
+async def test_a_huge_malformed_message_does_not_stop_the_server_for_long() -> None:
+    """Looking for the field at fault is bounded, however many fields precede it."""
+    body = pb.GenerateRequest(text="a").SerializeToString() * 2_000_000 + b"\xff"
+    loop = asyncio.get_running_loop()
+    async with running(Service()) as channel:
+        started = loop.time()
+        error = await raw_error(channel, TOKENIZE, body)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert loop.time() - started < 2.0
+
+
+async def test_a_message_above_the_cap_is_refused_and_the_channel_lives() -> None:
+    """The status names the real cap (F62)."""
+    async with running(Service()) as channel:
+        error = await raw_error(channel, TOKENIZE, bytes(MAX_MESSAGE_BYTES + 1))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert str(MAX_MESSAGE_BYTES) in (error.details() or "")
+        assert (await stub_of(channel).Tokenize(pb.TokenizeRequest(text="a"))).ids == b"a"
+
+
+ALL_ERRORS = [
+    InvalidRequestError("sampling.top_p", "must be at most 1, got 2"),
+    *(
+        kind("what happened — ☃")
+        for kind in vars(errors).values()
+        if isinstance(kind, type)
+        and issubclass(kind, PrefixmeshError)
+        and kind not in (PrefixmeshError, InvalidRequestError)
+    ),
+]
+
+
+@pytest.mark.parametrize("error", ALL_ERRORS, ids=lambda error: type(error).__name__)
+async def test_each_error_of_the_tree_arrives_as_itself(error: PrefixmeshError) -> None:
+    """Status, type, message and field survive the wire, before and after the first message of a stream."""
+    service = Service()
+    service.error = error
+    async with running(service) as channel:
+        stub = stub_of(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as unary:
+            await stub.Tokenize(pb.TokenizeRequest(text="a"))
+        with pytest.raises(grpc.aio.AioRpcError) as stream:
+            [message async for message in stub.Generate(pb.GenerateRequest(text="a"))]
+    for caught in (unary.value, stream.value):
+        assert caught.code().name == error.status
+        mapped = from_rpc_error(caught)
+        assert type(mapped) is type(error)
+        assert str(mapped) == str(error)
+        assert getattr(mapped, "field", None) == getattr(error, "field", None)
+
+
+async def test_a_bug_of_ours_shows_nothing_to_the_caller(caplog: pytest.LogCaptureFixture) -> None:
+    """An unexpected exception becomes INTERNAL; its text stays in the log."""
+    async with running(Service()) as channel:
+        with caplog.at_level(logging.ERROR), pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub_of(channel).Abort(pb.AbortRequest(request_id="r"))
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert SECRET_TEXT not in (caught.value.details() or "")
+    assert "handler_failed method=prefixmesh.v1.Inference.Abort error=NotImplementedError" in caplog.text
+
+
+async def test_a_leaked_cancellation_still_ends_in_a_status() -> None:
+    """A handler that raises asyncio.CancelledError by itself does not leave its caller waiting (F22)."""
+    service = Service()
+    service.error = asyncio.CancelledError()
+    async with running(service) as channel:
+        stub = stub_of(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as unary:
+            await stub.Tokenize(pb.TokenizeRequest(text="a"), timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError) as stream:
+            [message async for message in stub.Generate(pb.GenerateRequest(text="a"), timeout=5)]
+    assert isinstance(from_rpc_error(unary.value), InternalError)
+    assert isinstance(from_rpc_error(stream.value), InternalError)
+
+
+@pytest.mark.parametrize("way", ["cancel", "deadline", "disconnect"])
+async def test_a_callers_leaving_closes_the_stream_behind_it(way: str) -> None:
+    """Cancel, deadline and disconnect all run the handler's clean-up at once, wherever it waits (F17)."""
+    service = Service()
+    service.hold = True
+    async with running(service) as channel:
+        call = stub_of(channel).Generate(
+            pb.GenerateRequest(text="a"), timeout=0.2 if way == "deadline" else None
+        )
+        assert (await call.read()).delta.text == "a"
+        if way == "cancel":
+            call.cancel()
+        elif way == "disconnect":
+            await channel.close()
+        async with asyncio.timeout(1):
+            await service.closed.wait()
+        assert service.open_streams == 0
+        if way == "deadline":
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert isinstance(from_rpc_error(caught.value), errors.DeadlineError)
+
+
+async def test_a_stream_its_reader_neglects_is_closed_on_cancel() -> None:
+    """A handler stuck in flow control, not in its own code, is closed just the same."""
+    service = Service()
+
+    async def endless(request: pb.GenerateRequest, context: AnyContext) -> AsyncIterator[pb.GenerateResponse]:
+        try:
+            while True:
+                yield pb.GenerateResponse(delta=pb.Delta(text="x" * 100_000))
+        finally:
+            service.closed.set()
+
+    service.Generate = endless  # type: ignore[method-assign]
+    async with running(service) as channel:
+        call = stub_of(channel).Generate(pb.GenerateRequest(text="a"))
+        await call.read()
+        call.cancel()
+        async with asyncio.timeout(1):
+            await service.closed.wait()
