@@ -1,0 +1,180 @@
+"""The client for ordinary (blocking) code. May be shared by threads; each ``Stream`` belongs to one.
+
+Only the transport is here: what is sent and what comes back is in ``calls`` and ``answer``.
+"""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import grpc
+
+from prefixmesh.client import calls
+from prefixmesh.client.answer import Answer, AnswerBuilder, Started, TextDelta
+from prefixmesh.client.calls import GenerateOptions, ServedModel
+from prefixmesh.client.checks import PromptLike
+from prefixmesh.client.target import Target, make_target
+from prefixmesh.errors import InvalidRequestError
+from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.proto.v1.inference_pb2_grpc import InferenceStub
+from prefixmesh.rpc.channel import open_sync_channel
+
+_ResponseT = TypeVar("_ResponseT")
+_make_stub: Any = InferenceStub  # generated without types
+
+
+class Client:
+    """Calls a router or a worker; the same calls work on both.
+
+    ``generate`` (an answer), ``stream`` (an answer as it comes), ``abort``, ``tokenize``, ``list_models``, ``close``. Every call
+    raises errors of ``prefixmesh.errors``, and InvalidRequestError before anything is sent.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        api_key: str | None = None,
+        tenant: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Take a target; connects on first use.
+
+        ``address`` is ``host:port``, by default the router of the fleet that ``prefixmesh up`` remembers. ``tenant`` is believed
+        only by servers without API keys. ``timeout_s`` bounds each call that names no timeout of its own; None is no bound.
+        """
+        self._target = make_target(address, api_key, tenant, timeout_s)
+        self._channel = open_sync_channel(self._target.address)
+        self._stub = _make_stub(self._channel)
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"Client({self._target.address}{', closed' if self._is_closed else ''})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def address(self) -> str:
+        """Where calls go."""
+        return self._target.address
+
+    def close(self) -> None:
+        """Close the connection; streams still open are cancelled. May be called twice."""
+        self._is_closed = True
+        self._channel.close()
+
+    def generate(
+        self, prompt: PromptLike, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Answer:
+        """The whole answer to ``prompt``. An interrupt (Ctrl-C) cancels the computation at the server."""
+        with self.stream(prompt, timeout_s=timeout_s, **options) as stream:
+            return stream.collect()
+
+    def stream(
+        self, prompt: PromptLike, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> "Stream":
+        """The answer to ``prompt`` as it comes. Use it in a ``with``: leaving early cancels the computation."""
+        request = calls.build_generate(prompt, **options)
+        deadline_s = self._target.timeout_s(timeout_s)
+        self._check_open()
+        sent_at_s = time.monotonic()
+        call = self._stub.Generate(request, timeout=deadline_s, metadata=self._target.metadata)
+        return Stream(call, self._target, AnswerBuilder(sent_at_s))
+
+    def abort(self, request_id: str, *, timeout_s: float | None = None) -> None:
+        """Stop a request of the same tenant by the id its ``Started`` carried; unknown and ended ids are no error."""
+        self._call(self._stub.Abort, calls.build_abort(request_id), timeout_s)
+
+    def tokenize(
+        self, prompt: PromptLike, *, model: str = "", timeout_s: float | None = None
+    ) -> tuple[int, ...]:
+        """Token ids of text or chat messages, exactly as ``generate`` would see them."""
+        return calls.read_tokenize(
+            self._call(self._stub.Tokenize, calls.build_tokenize(prompt, model), timeout_s)
+        )
+
+    def list_models(self, *, timeout_s: float | None = None) -> tuple[ServedModel, ...]:
+        """What is served there, and its limits."""
+        return calls.read_models(self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout_s))
+
+    def _call(
+        self, method: Callable[..., _ResponseT], request: object, timeout_s: float | None
+    ) -> _ResponseT:
+        deadline_s = self._target.timeout_s(timeout_s)
+        self._check_open()
+        try:
+            return method(request, timeout=deadline_s, metadata=self._target.metadata)
+        except grpc.RpcError as error:
+            raise self._target.error(error) from error
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvalidRequestError("client", "is closed")
+
+
+class Stream:
+    """One answer as it comes: iterate over its ``TextDelta``s, then read ``answer``."""
+
+    def __init__(self, call: Any, target: Target, builder: AnswerBuilder) -> None:
+        self._call = call
+        self._target = target
+        self._builder = builder
+
+    def __repr__(self) -> str:
+        return f"Stream({self._builder})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> TextDelta:
+        while (response := self._receive()) is not None:
+            delta = self._builder.add(response, time.monotonic())
+            if delta is not None:
+                return delta
+        raise StopIteration
+
+    @property
+    def started(self) -> Started | None:
+        """Where and how the answer is computed; None until the server has said so."""
+        return self._builder.started
+
+    @property
+    def answer(self) -> Answer:
+        """The finished answer; raises InternalError before the stream has ended well."""
+        return self._builder.end()
+
+    def collect(self) -> Answer:
+        """Read what is left and return the finished answer."""
+        for _ in self:
+            pass
+        return self.answer
+
+    def cancel(self) -> None:
+        """Stop the computation; reading on raises CancelledError. Does nothing once the answer is finished."""
+        self._call.cancel()
+
+    def _receive(self) -> pb.GenerateResponse | None:
+        """The next response; None at a good end."""
+        try:
+            response: pb.GenerateResponse = next(self._call)
+        except StopIteration:
+            self._builder.end()
+            return None
+        except grpc.RpcError as error:
+            raise self._target.error(error) from error
+        return response

@@ -1,0 +1,162 @@
+"""The messages both clients send and receive, between the caller's terms and the wire's. No channel, no clock.
+
+Everything a caller passes is checked here, before anything is sent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypedDict
+
+from prefixmesh.client.answer import unpack_ids
+from prefixmesh.client.checks import PromptLike, check_integer, check_prompt, check_real, check_text
+from prefixmesh.errors import InvalidRequestError
+from prefixmesh.proto import codec
+from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.requests import ChatPrompt, GenerateRequest, SamplingParams, TextPrompt, TokenPrompt
+from prefixmesh.rpc.channel import MAX_MESSAGE_BYTES
+
+_DEFAULTS: Final = SamplingParams()
+
+
+class GenerateOptions(TypedDict, total=False):
+    """What a caller may choose for one answer. What is left out takes the defaults of ``SamplingParams``."""
+
+    temperature: float
+    """0 is greedy. 0 to 100."""
+
+    top_k: int
+    """Keep the k likeliest tokens; 0 keeps all."""
+
+    top_p: float
+    """Keep the likeliest tokens up to this sum of probabilities; above 0, at most 1."""
+
+    min_p: float
+    """Drop tokens less likely than this share of the likeliest; 0 to 1."""
+
+    max_tokens: int | None
+    """Most output tokens; None: what the context leaves. 0 computes the prompt and answers nothing."""
+
+    seed: int | None
+    """Same seed, same answer; None lets the server draw one."""
+
+    stop: str | Sequence[str]
+    """The answer ends before the first of these strings."""
+
+    stop_token_ids: Sequence[int]
+    """The answer ends at any of these ids."""
+
+    ignore_eos: bool
+    """Go on past the model's own end of turn (for benchmarks)."""
+
+    model: str
+    """Empty: the model that is served."""
+
+    adapter: str
+    """LoRA adapter by name; empty: the base model."""
+
+    extra_key: str
+    """Narrows the sharing of cached prefixes within the caller's tenant. Any string of at most 1,024 bytes."""
+
+    request_id: str
+    """The caller's own id, for the servers' logs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """A model that can be asked for."""
+
+    name: str
+    revision: str
+    context_length: int
+    """Most tokens of prompt and answer together."""
+
+    adapters: tuple[str, ...]
+
+
+def build_generate(
+    prompt: PromptLike,
+    *,
+    temperature: float = _DEFAULTS.temperature,
+    top_k: int = _DEFAULTS.top_k,
+    top_p: float = _DEFAULTS.top_p,
+    min_p: float = _DEFAULTS.min_p,
+    max_tokens: int | None = None,
+    seed: int | None = None,
+    stop: str | Sequence[str] = (),
+    stop_token_ids: Sequence[int] = (),
+    ignore_eos: bool = False,
+    model: str = "",
+    adapter: str = "",
+    extra_key: str = "",
+    request_id: str = "",
+) -> pb.GenerateRequest:
+    """The message of a Generate call; raises InvalidRequestError naming the field that breaks a limit."""
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    request = GenerateRequest(
+        prompt=check_prompt(prompt),
+        sampling=SamplingParams(
+            temperature=check_real("sampling.temperature", temperature),
+            top_k=check_integer("sampling.top_k", top_k),
+            top_p=check_real("sampling.top_p", top_p),
+            min_p=check_real("sampling.min_p", min_p),
+            max_tokens=None if max_tokens is None else check_integer("sampling.max_tokens", max_tokens),
+            seed=None if seed is None else check_integer("sampling.seed", seed),
+            stop=tuple(check_text("sampling.stop", one) for one in stops),
+            stop_token_ids=tuple(check_integer("sampling.stop_token_ids", one) for one in stop_token_ids),
+            ignore_eos=bool(ignore_eos),
+        ),
+        model=check_text("model", model),
+        adapter=check_text("adapter", adapter),
+        extra_key=check_text("extra_key", extra_key),
+        client_request_id=check_text("request_id", request_id),
+    )
+    message = codec.encode_generate(request)
+    _check_size(message)
+    return message
+
+
+def build_tokenize(prompt: PromptLike, model: str) -> pb.TokenizeRequest:
+    """The message of a Tokenize call; raises InvalidRequestError."""
+    message = pb.TokenizeRequest(model=check_text("model", model))
+    match GenerateRequest(prompt=check_prompt(prompt)).prompt:
+        case TextPrompt(text=text):
+            message.text = text
+        case ChatPrompt(messages=messages):
+            message.chat.CopyFrom(codec.encode_chat(messages))
+        case TokenPrompt():
+            raise InvalidRequestError("prompt", "is tokens already")
+    _check_size(message)
+    return message
+
+
+def build_abort(request_id: str) -> pb.AbortRequest:
+    """The message of an Abort call; raises InvalidRequestError."""
+    if not request_id:
+        raise InvalidRequestError("request_id", "must not be empty")
+    return pb.AbortRequest(request_id=check_text("request_id", request_id))
+
+
+def read_tokenize(response: pb.TokenizeResponse) -> tuple[int, ...]:
+    """The ids of a Tokenize answer."""
+    return unpack_ids(response.ids)
+
+
+def read_models(response: pb.ListModelsResponse) -> tuple[ServedModel, ...]:
+    """The models of a ListModels answer."""
+    return tuple(
+        ServedModel(
+            name=model.name,
+            revision=model.revision,
+            context_length=model.context_length,
+            adapters=tuple(model.adapters),
+        )
+        for model in response.models
+    )
+
+
+def _check_size(message: pb.GenerateRequest | pb.TokenizeRequest) -> None:
+    size = message.ByteSize()
+    if size > MAX_MESSAGE_BYTES:
+        raise InvalidRequestError(
+            "request", f"is {size} bytes; at most {MAX_MESSAGE_BYTES} bytes fit one message"
+        )

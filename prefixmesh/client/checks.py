@@ -1,0 +1,96 @@
+"""A caller's prompt and values in their checked forms.
+
+What the protobuf runtime would refuse with an error of its own (a number out of its type's range, a string that is no UTF-8)
+is refused here as InvalidRequestError, with the field's name.
+"""
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, SupportsFloat, SupportsIndex, TypeAlias, cast
+
+from prefixmesh import tokens
+from prefixmesh.errors import InvalidRequestError
+from prefixmesh.requests import ROLES, ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+
+MAX_TOKEN_ID: Final = 2**32 - 1
+"""Ids travel as uint32."""
+
+MAX_INTEGER: Final = 2**63 - 1
+"""No field of ours is wider; Python's own integers have no bound and break float arithmetic above 2**1024."""
+
+PromptLike: TypeAlias = Prompt | str | Sequence[ChatMessage | Mapping[str, str]] | Sequence[int]
+"""Plain text, completed as it stands; or chat messages (``{"role": …, "content": …}`` will do); or token ids."""
+
+
+def check_prompt(prompt: PromptLike) -> Prompt:
+    """The prompt in its checked form. A sequence is token ids when its first item is an integer, else chat messages."""
+    if isinstance(prompt, str):
+        return TextPrompt(check_text("text", prompt))
+    if isinstance(prompt, TextPrompt):
+        return TextPrompt(check_text("text", prompt.text))
+    if isinstance(prompt, TokenPrompt):
+        return prompt
+    if isinstance(prompt, ChatPrompt):
+        return _chat(prompt.messages)
+    if isinstance(prompt, bytes | bytearray | Mapping) or not isinstance(prompt, Iterable):
+        raise InvalidRequestError(
+            "prompt", f"must be text, chat messages or token ids, got {type(prompt).__name__}"
+        )
+    items: Sequence[object] = tuple(cast("Iterable[object]", prompt))
+    if items and isinstance(items[0], SupportsIndex):
+        return _token_ids(items)
+    return _chat(items)
+
+
+def check_integer(field: str, value: object) -> int:
+    """Any integer type as an int (numpy's too); a float is refused even when it is whole."""
+    if not isinstance(value, SupportsIndex):
+        raise InvalidRequestError(field, f"must be an integer, got {type(value).__name__}")
+    number = operator.index(value)
+    if abs(number) > MAX_INTEGER:
+        raise InvalidRequestError(field, "must fit a signed 64-bit integer")
+    return number
+
+
+def check_real(field: str, value: object) -> float:
+    """Any real number as a float; text is refused."""
+    if not isinstance(value, SupportsFloat | SupportsIndex):
+        raise InvalidRequestError(field, f"must be a number, got {type(value).__name__}")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise InvalidRequestError(field, "is too large a number") from error
+
+
+def check_text(field: str, value: object) -> str:
+    """A string that can be sent: one without lone surrogates."""
+    if not isinstance(value, str):
+        raise InvalidRequestError(field, f"must be a string, got {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(field, "must be valid UTF-8") from error
+    return value
+
+
+def _token_ids(items: Sequence[object]) -> TokenPrompt:
+    ids = [check_integer("tokens.ids", item) for item in items]
+    if min(ids) < 0 or max(ids) > MAX_TOKEN_ID:
+        raise InvalidRequestError("tokens.ids", f"must be at least 0 and at most {MAX_TOKEN_ID}")
+    return TokenPrompt(tokens.pack(ids))
+
+
+def _chat(items: Sequence[object]) -> ChatPrompt:
+    messages: list[ChatMessage] = []
+    for index, item in enumerate(items):
+        field = f"chat.messages[{index}]"
+        if isinstance(item, ChatMessage):
+            role, content = item.role, item.content
+        elif isinstance(item, Mapping) and set(item) == {"role", "content"}:
+            role, content = item["role"], item["content"]
+        else:
+            raise InvalidRequestError(field, "must be a ChatMessage or a dict of 'role' and 'content'")
+        if role not in ROLES:
+            raise InvalidRequestError(f"{field}.role", f"must be one of {', '.join(ROLES)}, got {role!r}")
+        messages.append(ChatMessage(role, check_text(f"{field}.content", content)))
+    return ChatPrompt(tuple(messages))

@@ -1,0 +1,93 @@
+"""Where a client's calls go and who they come from: address, credentials, deadline, and what a failed call means."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from prefixmesh import fleet_state
+from prefixmesh.client.checks import check_real
+from prefixmesh.errors import InvalidRequestError, PrefixmeshError, UnavailableError
+from prefixmesh.rpc import status
+from prefixmesh.rpc.identity import AUTHORIZATION_METADATA, TENANT_METADATA, check_tenant
+
+MAX_TIMEOUT_S: Final = 365 * 24 * 3600.0
+"""A longer deadline is a mistake in units, and gRPC's clock overflows at some 292 years."""
+
+_STATUS_DETAILS: Final = "grpc-status-details-bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where calls go, who they come from, how long they may take."""
+
+    address: str
+    metadata: tuple[tuple[str, str], ...]
+    default_timeout_s: float | None
+
+    def __repr__(self) -> str:
+        return f"Target({self.address})"  # the metadata holds the API key
+
+    def timeout_s(self, given: float | None) -> float | None:
+        """The deadline of a call: the one given, else the client's."""
+        return self.default_timeout_s if given is None else _check_timeout(given)
+
+    def error(self, failure: grpc.RpcError) -> PrefixmeshError:
+        """What a failed call means, as an error of our tree."""
+        error = status.from_rpc_error(failure)
+        call: Any = failure
+        sent_by_server = any(key == _STATUS_DETAILS for key, _ in call.trailing_metadata() or ())
+        if not isinstance(error, UnavailableError) or sent_by_server:
+            return error
+        details = str(error)
+        if details.startswith(("failed to connect", "DNS resolution failed")):
+            return UnavailableError(
+                f"nobody answers at {self.address} ({_cause(details)}); start a fleet with: prefixmesh up"
+            )
+        return UnavailableError(f"the connection to {self.address} broke: {details}")
+
+
+def make_target(
+    address: str | None, api_key: str | None, tenant: str | None, timeout_s: float | None
+) -> Target:
+    """Check a client's settings; without an address, the router of the fleet that ``prefixmesh up`` remembers.
+
+    Raises InvalidRequestError, and NotFoundError when no address is given and no fleet is remembered.
+    """
+    metadata: list[tuple[str, str]] = []
+    if api_key is not None:
+        # Never quoted in the message: it is a secret. gRPC headers carry visible ASCII only.
+        if not api_key or not api_key.isascii() or not api_key.isprintable() or " " in api_key:
+            raise InvalidRequestError("api_key", "must be visible ASCII characters without spaces")
+        metadata.append((AUTHORIZATION_METADATA, f"Bearer {api_key}"))
+    if tenant is not None:
+        if not check_tenant(tenant).isascii() or tenant != tenant.strip():
+            raise InvalidRequestError("tenant", f"must be ASCII without outer spaces, got {tenant!r}")
+        metadata.append((TENANT_METADATA, tenant))
+    return Target(
+        _check_address(address if address is not None else fleet_state.load().router),
+        tuple(metadata),
+        None if timeout_s is None else _check_timeout(timeout_s),
+    )
+
+
+def _check_timeout(timeout_s: float) -> float:
+    value = check_real("timeout_s", timeout_s)
+    if not 0.0 < value <= MAX_TIMEOUT_S:  # NaN fails it too
+        raise InvalidRequestError(
+            "timeout_s", f"must be above 0 and at most {MAX_TIMEOUT_S:.0f} seconds, got {value}"
+        )
+    return value
+
+
+def _check_address(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    is_ipv6 = host.startswith("[") and host.endswith("]")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535 or (":" in host and not is_ipv6):
+        raise InvalidRequestError("address", f"must be host:port, got {address!r}")
+    return address
+
+
+def _cause(details: str) -> str:
+    """The last part of gRPC's long story: ``connect: Connection refused (111)`` and the like."""
+    return details.rsplit(": ", 1)[-1]

@@ -1,0 +1,170 @@
+"""An Inference server without a model, for tests of callers: it answers what it is told and remembers what it was asked.
+
+Its answer to a prompt is ``words``, one token and one delta each. Everything else is a knob: hold still after some deltas, fail,
+end too early, send odd pieces.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import grpc.aio
+
+from prefixmesh import tokens
+from prefixmesh.errors import PrefixmeshError
+from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.rpc.server import add_service, make_server
+from prefixmesh.rpc.status import AnyContext
+
+MODEL = "fake"
+CONTEXT_LENGTH = 4096
+
+
+@dataclass(kw_only=True)
+class FakeInference:
+    """The server; use it in ``async with``. Knobs may be turned between calls."""
+
+    words: tuple[str, ...] = ("The", " quick", " brown", " fox")
+    prompt_tokens: int = 1204
+    cached_tokens: int = 1152
+    hold_after: int | None = None
+    """After this many deltas the answer stands still until the call is cancelled."""
+
+    error: PrefixmeshError | None = None
+    """Raised in place of ``Finished``, or at once by the unary calls."""
+
+    events: tuple[pb.GenerateResponse, ...] | None = None
+    """Sent in place of the usual answer."""
+
+    requests: list[pb.GenerateRequest] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    metadata: list[dict[str, str | bytes]] = field(default_factory=list)
+    holding: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a call stands still."""
+
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a call was cancelled by the other side."""
+
+    address: str = ""
+
+    async def __aenter__(self) -> Self:
+        self._server: grpc.aio.Server = make_server()
+        add_service(self._server, pb.DESCRIPTOR.services_by_name["Inference"], self)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop_now()
+
+    async def stop_now(self) -> None:
+        """Vanish: running calls are torn down."""
+        await self._server.stop(None)
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: AnyContext
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        self.requests.append(request)
+        self._remember(context)
+        try:
+            async for response in self._answer():
+                yield response
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    async def Abort(self, request: pb.AbortRequest, context: AnyContext) -> pb.AbortResponse:
+        self._remember(context)
+        self.aborted.append(request.request_id)
+        return pb.AbortResponse()
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: AnyContext) -> pb.TokenizeResponse:
+        self._remember(context)
+        if self.error is not None:
+            raise self.error
+        text = request.text or "".join(message.content for message in request.chat.messages)
+        return pb.TokenizeResponse(ids=tokens.pack([ord(char) for char in text]))
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: AnyContext) -> pb.ListModelsResponse:
+        self._remember(context)
+        model = pb.Model(name=MODEL, revision="r1", context_length=CONTEXT_LENGTH, adapters=["poet"])
+        return pb.ListModelsResponse(models=[model])
+
+    async def _answer(self) -> AsyncIterator[pb.GenerateResponse]:
+        if self.events is not None:
+            for event in self.events:
+                yield event
+            return
+        cached = pb.CachedTokens(device=self.cached_tokens)
+        yield started(prompt_tokens=self.prompt_tokens, cached_tokens=cached)
+        for position, word in enumerate(self.words):
+            if position == self.hold_after:
+                self.holding.set()
+                await asyncio.Event().wait()
+            yield delta(position, word)
+        if self.error is not None:
+            raise self.error
+        yield finished(len(self.words), prompt_tokens=self.prompt_tokens, cached_tokens=cached)
+
+    def _remember(self, context: AnyContext) -> None:
+        self.metadata.append(dict(context.invocation_metadata() or ()))
+
+
+@contextmanager
+def refusing_address() -> Iterator[str]:
+    """An address where connections are refused: bound, so that nobody else takes it, and never listening."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+def started(
+    *, prompt_tokens: int = 4, cached_tokens: pb.CachedTokens | None = None, request_id: str = "req-1"
+) -> pb.GenerateResponse:
+    """A ``Started`` of worker-1."""
+    return pb.GenerateResponse(
+        started=pb.Started(
+            request_id=request_id,
+            worker_id="worker-1",
+            model=MODEL,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            namespace_digest="0a0b0c0d",
+            seed=7,
+            routing=pb.Routing(policy="cost", predicted_cached_tokens=1088, predicted_first_token_ms=80.0),
+        )
+    )
+
+
+def delta(position: int, text: str, *token_ids: int) -> pb.GenerateResponse:
+    """A ``Delta``; its one token is ``100 + position`` unless others are given."""
+    packed = tokens.pack(token_ids or (100 + position,))
+    return pb.GenerateResponse(delta=pb.Delta(position=position, token_ids=packed, text=text))
+
+
+def finished(
+    completion_tokens: int,
+    *,
+    prompt_tokens: int = 4,
+    cached_tokens: pb.CachedTokens | None = None,
+    reason: pb.FinishReason = pb.FINISH_REASON_STOP,
+) -> pb.GenerateResponse:
+    """A ``Finished``."""
+    return pb.GenerateResponse(
+        finished=pb.Finished(
+            reason=reason,
+            usage=pb.Usage(
+                prompt_tokens=prompt_tokens,
+                cached_tokens=cached_tokens,
+                completion_tokens=completion_tokens,
+                retokenized_tokens=3,
+            ),
+            timings=pb.Timings(queued_ms=1.0, prefill_ms=20.0, first_token_ms=21.0, decode_ms=30.0),
+        )
+    )

@@ -1,0 +1,106 @@
+"""Folding a call's responses into its answer."""
+
+import pytest
+
+from prefixmesh.client.answer import Answer, AnswerBuilder, TextDelta
+from prefixmesh.errors import InternalError
+from prefixmesh.proto.v1 import inference_pb2 as pb
+from tests.support.fake_inference import delta, finished, started
+
+
+def fold(*responses: pb.GenerateResponse) -> Answer:
+    builder = AnswerBuilder(sent_at_s=0.0)
+    for response in responses:
+        builder.add(response, now_s=0.0)
+    return builder.end()
+
+
+def test_answer_holds_everything_that_was_streamed() -> None:
+    """Text and ids are those of the deltas in order, the rest is what Started and Finished said."""
+    answer = fold(
+        started(prompt_tokens=9, cached_tokens=pb.CachedTokens(device=5, host=2)),
+        delta(0, "", 11, 12),
+        delta(2, "é!", 13),
+        finished(3, prompt_tokens=9, cached_tokens=pb.CachedTokens(device=6, host=2)),
+    )
+    assert answer.text == "é!"
+    assert answer.token_ids == (11, 12, 13)
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (9, 8, 3)
+    assert (answer.cached.device, answer.cached.host) == (6, 2)
+    assert answer.retokenized_tokens == 3
+    assert (answer.worker_id, answer.model, answer.request_id) == ("worker-1", "fake", "req-1")
+    assert answer.started.cached.total == 7
+    assert answer.started.seed == 7
+    assert answer.started.routing is not None
+    assert answer.started.routing.predicted_cached_tokens == 1088
+    assert answer.timings.prefill_ms == 20.0
+
+
+def test_first_token_time_is_the_clients_own_from_send_to_first_delta() -> None:
+    """Started does not count as the first token, and later deltas do not move it."""
+    builder = AnswerBuilder(sent_at_s=10.0)
+    for now_s, response in enumerate([started(), delta(0, "a"), delta(1, "b"), finished(2)], start=11):
+        builder.add(response, float(now_s))
+    answer = builder.end()
+    assert answer.first_token_s == 2.0
+    assert answer.total_s == 4.0
+
+
+def test_answer_without_a_token_has_no_first_token_time() -> None:
+    """max_tokens 0 computes the prompt only."""
+    assert fold(started(), finished(0)).first_token_s is None
+
+
+def test_deltas_come_back_typed_and_other_events_as_none() -> None:
+    """``add`` returns the delta it was given, with ids unpacked."""
+    builder = AnswerBuilder(sent_at_s=0.0)
+    assert builder.add(started(), 0.0) is None
+    assert builder.add(delta(0, "hi", 5, 6), 0.0) == TextDelta("hi", (5, 6), 0)
+    assert builder.add(finished(2), 0.0) is None
+
+
+def test_direct_call_has_no_routing() -> None:
+    """A worker called without a router sends none."""
+    first = started()
+    first.started.ClearField("routing")
+    assert fold(first, finished(0)).started.routing is None
+
+
+@pytest.mark.parametrize(
+    ("wire", "reason"),
+    [(pb.FINISH_REASON_STOP, "stop"), (pb.FINISH_REASON_LENGTH, "length"), (99, "other")],
+)
+def test_finish_reasons(wire: pb.FinishReason, reason: str) -> None:
+    """A reason that a newer server may send is not an error."""
+    assert fold(started(), finished(0, reason=wire)).finish_reason == reason
+
+
+def test_event_newer_than_this_client_is_passed_over() -> None:
+    """An event of an unknown kind arrives as an empty response and changes nothing."""
+    assert fold(started(), pb.GenerateResponse(), delta(0, "a"), finished(1)).text == "a"
+
+
+@pytest.mark.parametrize(
+    "responses",
+    [
+        [delta(0, "a")],
+        [finished(0)],
+        [started(), started()],
+        [started(), delta(1, "b")],
+        [started(), delta(0, "a"), delta(0, "a")],
+        [started(), finished(0), delta(0, "a")],
+        [started(), pb.GenerateResponse(delta=pb.Delta(token_ids=b"123"))],
+    ],
+    ids=["delta first", "end first", "started twice", "gap", "repeat", "after the end", "half an id"],
+)
+def test_broken_order_is_an_error_and_never_a_wrong_answer(responses: list[pb.GenerateResponse]) -> None:
+    """Lost, repeated or misplaced pieces raise."""
+    with pytest.raises(InternalError):
+        fold(*responses)
+
+
+@pytest.mark.parametrize("responses", [[], [started()], [started(), delta(0, "a")]])
+def test_stream_that_ends_early_is_an_error(responses: list[pb.GenerateResponse]) -> None:
+    """Without Finished there is no answer."""
+    with pytest.raises(InternalError, match="ended before"):
+        fold(*responses)
