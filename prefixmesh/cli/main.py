@@ -1,0 +1,94 @@
+"""The ``prefixmesh`` command: a table of its commands, each imported only when it is invoked.
+
+``prefixmesh --help`` and shell completion stay fast because this module imports nothing heavy: what a command needs (gRPC, Ray,
+torch) is loaded by the command.
+"""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+
+from prefixmesh import __version__
+from prefixmesh.cli.failure import as_failure, missing_package
+from prefixmesh.errors import PrefixmeshError
+
+INTERRUPTED_EXIT_CODE: Final = 130
+"""What shells report for a program that Ctrl-C ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class LazyCommand:
+    """Where a command is, and the line that ``--help`` shows without looking there."""
+
+    target: str
+    """``module:attribute`` of a click command."""
+
+    short_help: str
+
+
+COMMANDS: Final[Mapping[str, LazyCommand]] = {
+    "up": LazyCommand("prefixmesh.cli.up:up", "Start a fleet: workers and a router, on Ray."),
+    "status": LazyCommand("prefixmesh.cli.status:status", "Show the fleet and its workers."),
+    "down": LazyCommand("prefixmesh.cli.down:down", "Stop the fleet that `up` started."),
+    "generate": LazyCommand("prefixmesh.cli.generate:generate", "Answer one prompt."),
+    "chat": LazyCommand("prefixmesh.cli.chat:chat", "Chat in the terminal."),
+    "demo": LazyCommand("prefixmesh.cli.demo:demo", "Run a workload and see what the prefix caches save."),
+    "models": LazyCommand("prefixmesh.cli.models:models", "Fetch and list models."),
+    "keys": LazyCommand("prefixmesh.cli.keys:keys", "Make API keys."),
+    "worker": LazyCommand("prefixmesh.worker.__main__:main", "Run one worker, without Ray."),
+    "router": LazyCommand("prefixmesh.router.__main__:main", "Run one router, without Ray."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are invoked, and whose errors end in one line and an exit code."""
+
+    def __init__(self, *args: Any, table: Mapping[str, LazyCommand], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names in the table's order, which is the order a newcomer needs them in."""
+        return list(self._table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None for a name that is not in the table."""
+        entry = self._table.get(cmd_name)
+        if entry is None:
+            return None
+        module, _, attribute = entry.target.partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from the table alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.short_help) for name, entry in self._table.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what it raises on purpose becomes one line on stderr."""
+        try:
+            return super().invoke(ctx)
+        except PrefixmeshError as error:
+            raise as_failure(error) from error
+        except ModuleNotFoundError as error:
+            explained = missing_package(error)
+            if explained is None:
+                raise
+            raise explained from error
+        except KeyboardInterrupt:
+            click.echo(err=True)  # the terminal echoed ^C in the middle of a line
+            ctx.exit(INTERRUPTED_EXIT_CODE)
+
+
+@click.group(cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="prefixmesh")
+def main() -> None:
+    """Serve an LLM from many GPUs so that a prompt prefix computed once is not computed again."""
+
+
+if __name__ == "__main__":
+    main()

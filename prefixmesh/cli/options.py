@@ -1,0 +1,85 @@
+"""Options that several commands share: where the fleet is, who is calling, how to answer."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from prefixmesh.client import Client, GenerateOptions
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+DEFAULT_MAX_TOKENS: Final = 512
+"""A terminal wants an end; the API's own default is all that the context leaves."""
+
+_CONNECTION: Final = (
+    click.option(
+        "--address", metavar="HOST:PORT", help="Router or worker. [default: the fleet `up` started]"
+    ),
+    click.option(
+        "--api-key",
+        envvar="PREFIXMESH_API_KEY",
+        show_envvar=True,
+        help="Better given by the environment: others see a command's arguments.",
+    ),
+    click.option("--tenant", help="Who is calling; believed only by servers without API keys."),
+    click.option("--timeout", type=float, metavar="SECONDS", help="Longest time for one answer."),
+)
+_ANSWER: Final = (
+    click.option("--system", metavar="TEXT", help="System prompt."),
+    click.option("--model", help="Model by name. [default: the one that is served]"),
+    click.option("--adapter", help="LoRA adapter by name."),
+    click.option("--extra-key", help="Share cached prefixes only with calls of the same key."),
+    click.option("--max-tokens", type=int, default=DEFAULT_MAX_TOKENS, show_default=True),
+    click.option("--temperature", type=float, help="0 is greedy. [default: 1]"),
+    click.option("--top-p", type=float, help="Keep the likeliest tokens up to this sum. [default: 1]"),
+    click.option("--top-k", type=int, help="Keep the k likeliest tokens; 0 keeps all. [default: 0]"),
+    click.option("--min-p", type=float, help="Drop tokens below this share of the likeliest. [default: 0]"),
+    click.option("--seed", type=int, help="Same seed, same answer."),
+    click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before it; may be repeated."),
+)
+_SAMPLING_NAMES: Final = (
+    "model",
+    "adapter",
+    "extra_key",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+)
+
+
+def connection_options(command: _Command) -> _Command:
+    """Decorator: the options that ``open_client`` reads."""
+    return _decorate(command, _CONNECTION)
+
+
+def answer_options(command: _Command) -> _Command:
+    """Decorator: ``--system`` and the options that ``generate_options`` reads."""
+    return _decorate(command, _ANSWER)
+
+
+def open_client(values: Mapping[str, Any]) -> "Client":
+    """The client that the connection options ask for."""
+    from prefixmesh.client import Client
+
+    return Client(
+        values["address"], api_key=values["api_key"], tenant=values["tenant"], timeout_s=values["timeout"]
+    )
+
+
+def generate_options(values: Mapping[str, Any]) -> "GenerateOptions":
+    """The options of a Generate call that were given; the rest is left to the library's defaults."""
+    given: Any = {name: values[name] for name in _SAMPLING_NAMES if values[name] is not None}
+    options: GenerateOptions = given
+    return options
+
+
+def _decorate(command: _Command, options: tuple[Callable[[_Command], _Command], ...]) -> _Command:
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -1,0 +1,57 @@
+"""What the command line writes about an answer."""
+
+import json
+
+import pytest
+
+from prefixmesh.cli.failure import one_line
+from prefixmesh.cli.render import answer_as_dict, printable, summary_line
+from prefixmesh.client.answer import Answer, AnswerBuilder
+from prefixmesh.proto.v1 import inference_pb2 as pb
+from tests.support.fake_inference import delta, finished, started
+
+
+def answer(*deltas: pb.GenerateResponse) -> Answer:
+    builder = AnswerBuilder(sent_at_s=1.0)
+    cached = pb.CachedTokens(device=1100, host=52)
+    for response in (
+        started(prompt_tokens=1204),
+        *deltas,
+        finished(len(deltas), prompt_tokens=1204, cached_tokens=cached),
+    ):
+        builder.add(response, now_s=1.0851)
+    return builder.end()
+
+
+def test_summary_line_names_cache_worker_and_first_token() -> None:
+    """Thousands are separated; both tiers count as cached; milliseconds are whole."""
+    line = "cached 1,152/1,204 prompt tokens · worker-1 · first token 85 ms"
+    assert summary_line(answer(delta(0, "a"))) == line
+
+
+def test_summary_line_of_an_answer_without_tokens() -> None:
+    """There is no first-token time to show."""
+    assert summary_line(answer()).endswith("· worker-1 · no token")
+
+
+def test_json_form_holds_the_answers_figures() -> None:
+    """Plain JSON values, times in milliseconds, the sum of cached tokens and its tiers."""
+    data = json.loads(json.dumps(answer_as_dict(answer(delta(0, "hé", 7, 8)))))
+    assert data["text"] == "hé"
+    assert data["token_ids"] == [7, 8]
+    assert data["cached_tokens"] == 1152
+    assert data["cached_by_tier"] == {"device": 1100, "host": 52}
+    assert data["first_token_ms"] == pytest.approx(85.1)
+    assert data["worker_timings"]["prefill_ms"] == 20.0
+    assert data["routing"]["policy"] == "cost"
+    assert (data["worker_id"], data["seed"], data["finish_reason"]) == ("worker-1", 7, "stop")
+
+
+def test_control_characters_never_reach_the_terminal() -> None:
+    """Escape sequences in a model's text lose their teeth; text, tabs and line ends stay."""
+    assert printable("a\x1b[31mred\x07\x9b2J\r\tb\nc é 漢") == "a[31mred2J\tb\nc é 漢"
+
+
+def test_error_message_is_one_line() -> None:
+    """Whatever a server puts into it."""
+    assert one_line("first\n  second\x1b[2J\n") == "first second[2J"
