@@ -1,0 +1,77 @@
+"""The KV pool: keys and values of every token that any sequence or the prefix cache holds, in pages.
+
+One tensor of [num_layers, 2, num_pages, page_size, num_kv_heads, head_dim]. A layer's keys (and values) are a view of
+[num_pages, page_size, num_kv_heads, head_dim], which is the paged "NHD" layout FlashInfer reads; seen as *slots*
+(``page * page_size + offset``) the same memory is [num_pages * page_size, num_kv_heads, head_dim].
+
+The pool knows nothing of who owns a page. It is zeroed when made, so that memory nobody wrote holds no NaN.
+"""
+
+import numpy as np
+import torch
+
+from prefixmesh.errors import ConfigError
+from prefixmesh.model_files.model_config import ModelConfig
+
+
+class KVPool:
+    """Paged memory for keys and values of all layers."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        if num_pages < 1 or page_size < 1:
+            raise ConfigError(
+                f"the KV pool needs at least one page of one token, got {num_pages} of {page_size}"
+            )
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.dtype = dtype
+        self.device = device
+        shape = (config.num_layers, 2, num_pages, page_size, config.num_kv_heads, config.head_dim)
+        self.storage = _zeros(shape, dtype, device)
+        slots = self.storage.view(
+            config.num_layers, 2, num_pages * page_size, config.num_kv_heads, config.head_dim
+        )
+        self._keys = [slots[layer, 0] for layer in range(config.num_layers)]
+        self._values = [slots[layer, 1] for layer in range(config.num_layers)]
+
+    def __repr__(self) -> str:
+        return f"KVPool({self.num_pages} pages of {self.page_size}, {self.dtype}, {self.num_bytes / 2**20:.0f} MiB)"
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens the pool can hold."""
+        return self.num_pages * self.page_size
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole pool."""
+        return self.storage.nbytes
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """A layer's keys by slot: a view of [slots, num_kv_heads, head_dim]."""
+        return self._keys[layer]
+
+    def values(self, layer: int) -> torch.Tensor:
+        """A layer's values by slot: a view of [slots, num_kv_heads, head_dim]."""
+        return self._values[layer]
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
+        """Store ``keys`` and ``values`` [T, num_kv_heads, head_dim] of new tokens at ``slots`` [T] (int64)."""
+        self._keys[layer].index_copy_(0, slots, keys)
+        self._values[layer].index_copy_(0, slots, values)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on a CPU by calloc, so that pages of memory which no sequence has used yet are not taken from the machine
+    (``torch.zeros`` writes them all)."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)

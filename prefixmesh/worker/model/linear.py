@@ -1,0 +1,96 @@
+"""Products with a weight matrix: plain, or with the weight kept in oneDNN's blocked layout on CPUs.
+
+A plain weight is re-packed by oneDNN at every product, which for few rows costs as much as the product itself. Packing it
+once, at load, halves the time of a decode step (SmolLM2-135M, one row, bfloat16, one core of an AVX512_BF16 CPU: 1,000 µs a
+layer plain, 460 µs packed) and gains 5 to 10 % for long prompts. The price is that the plain layout is gone: only products
+can use the weight from then on.
+"""
+
+from functools import cache
+from typing import Any, Final, Protocol
+
+import torch
+from torch.nn import functional
+
+PACK_FOR_ROWS: Final = 512
+"""Rows oneDNN chooses the blocked layout for. Measured: a layout chosen for 512 serves 1 to 32 rows as well as one chosen
+for 1, in float32 better."""
+
+MIN_PACKED_ROWS: Final = 4
+"""Fewer rows are padded to this: oneDNN's kernel for 4 rows is a fifth faster than the one for a single row."""
+
+
+class Linear(Protocol):
+    """``y = x @ weight.T + bias`` for ``x`` of shape [rows, in_features]."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes the weight and the bias take."""
+        ...
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, in_features] -> [rows, out_features], in the dtype of ``x``."""
+        ...
+
+
+class PlainLinear:
+    """The weight as it was given, [out_features, in_features]; its storage may be shared."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weight and bias."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """One product."""
+        return functional.linear(x, self.weight, self.bias)
+
+
+class PackedLinear:
+    """The weight in oneDNN's blocked layout; CPU only. Make one only where ``can_pack`` says so."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._num_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        self._weight: Any = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_FOR_ROWS)
+        self._bias = bias
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weight and bias; the blocked layout pads by less than a block."""
+        return self._num_bytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """One product; few rows are padded to ``MIN_PACKED_ROWS``."""
+        rows = x.shape[0]
+        if rows < MIN_PACKED_ROWS:
+            x = functional.pad(x, (0, 0, 0, MIN_PACKED_ROWS - rows))
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return y[:rows]
+
+
+@cache
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this machine's oneDNN packs and multiplies weights of that dtype; tried once with a small product.
+
+    The operators are torch's own (its compiler emits them) but not part of its documented interface, so they are tried
+    rather than trusted.
+    """
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
+        return False
+    weight = torch.eye(32, dtype=dtype)
+    x = torch.arange(MIN_PACKED_ROWS * 32, dtype=dtype).reshape(MIN_PACKED_ROWS, 32)
+    try:
+        return bool(torch.equal(PackedLinear(weight)(x), x))
+    except (RuntimeError, AttributeError):
+        return False
+
+
+def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    """Packed where that works, else plain. The caller gives up ``weight``: drop it, or packing doubles its memory."""
+    if can_pack(weight.device, weight.dtype):
+        return PackedLinear(weight, bias)
+    return PlainLinear(weight, bias)

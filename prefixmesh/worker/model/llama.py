@@ -1,0 +1,84 @@
+"""The Llama forward pass over a ragged batch: embedding, RMSNorm, RoPE, paged attention, SwiGLU, logits.
+
+All sequences' new tokens are rows of one matrix; only attention knows where one sequence ends. Architecture: Touvron et al.,
+"LLaMA" (2023); the order of operations and roundings follows Hugging Face's implementation, except that rotation is done
+in float32.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from prefixmesh.model_files.model_config import ModelConfig
+from prefixmesh.worker.batch_plan import BatchPlan
+from prefixmesh.worker.model.attention import AttentionBackend
+from prefixmesh.worker.model.kv_pool import KVPool
+from prefixmesh.worker.model.rope import RopeTable, rotate
+from prefixmesh.worker.model.weights import LayerWeights, LlamaWeights
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """What the forward pass itself needs of a ``BatchPlan``, on the device; int64."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    out_slots: torch.Tensor
+    logit_rows: torch.Tensor
+
+    @classmethod
+    def of(cls, plan: BatchPlan, device: torch.device) -> "StepTensors":
+        """Copy the arrays of ``plan`` to the device."""
+        arrays = (plan.token_ids, plan.positions, plan.out_slots, plan.logit_rows)
+        return cls(*(torch.tensor(x, dtype=torch.int64, device=device) for x in arrays))
+
+
+class Llama:
+    """One model on one device. Call it under ``torch.inference_mode``."""
+
+    def __init__(self, config: ModelConfig, weights: LlamaWeights, pool: KVPool) -> None:
+        self._config = config
+        self._weights = weights
+        self._pool = pool
+        positions = min(config.context_length, pool.total_tokens)
+        self._rope = RopeTable(config, positions, weights.embedding.device)
+
+    def __call__(self, step: StepTensors, attention: AttentionBackend) -> torch.Tensor:
+        """Compute ``T`` new tokens, write their K/V to the pool; float32 logits of the wanted rows, [R, vocab_size].
+
+        ``attention`` must have prepared the same plan.
+        """
+        weights, eps = self._weights, self._config.rms_norm_eps
+        angles = self._rope.at(step.positions)
+        hidden = functional.embedding(step.token_ids, weights.embedding)
+        for index, layer in enumerate(weights.layers):
+            normed = functional.rms_norm(hidden, layer.attention_norm.shape, layer.attention_norm, eps)
+            hidden += self._attend(index, layer, normed, angles, step.out_slots, attention)
+            normed = functional.rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps)
+            hidden += _feed_forward(layer, normed)
+        wanted = hidden[step.logit_rows]
+        normed = functional.rms_norm(wanted, weights.final_norm.shape, weights.final_norm, eps)
+        return weights.lm_head(normed).float()
+
+    def _attend(
+        self,
+        index: int,
+        layer: LayerWeights,
+        hidden: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        out_slots: torch.Tensor,
+        attention: AttentionBackend,
+    ) -> torch.Tensor:
+        config = self._config
+        q_heads, kv_heads = config.num_heads, config.num_kv_heads
+        heads = layer.qkv(hidden).view(-1, q_heads + 2 * kv_heads, config.head_dim)
+        rotated = rotate(heads[:, : q_heads + kv_heads], *angles)
+        self._pool.write(index, rotated[:, q_heads:], heads[:, q_heads + kv_heads :], out_slots)
+        attended = attention.forward(index, rotated[:, :q_heads])
+        return layer.attention_out(attended.view(-1, q_heads * config.head_dim))
+
+
+def _feed_forward(layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
+    gate, up = layer.gate_up(hidden).chunk(2, dim=-1)
+    return layer.down(functional.silu(gate).mul_(up))

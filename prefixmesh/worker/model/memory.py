@@ -1,0 +1,166 @@
+"""How large the KV pool may be: sums that are printed at start, and a refusal that shows them when they do not add up.
+
+By ``mem_fraction_static`` the weights and the pool together take that share of the device's memory: of a GPU's whole memory,
+or, on a CPU, of what was available before the weights were loaded (the smaller of the machine's and the control group's
+figure). ``max_total_tokens`` asks for a size outright. On a CPU the pool is also held to a few contexts unless asked for, since
+free memory there is rarely meant for KV alone.
+
+Workers on one machine that share a device share its memory, and none knows of the others: give each a fraction such that
+they add up to less than one, or a ``max_total_tokens``. (CPU pools take memory only as pages are first used.)
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from prefixmesh.errors import ConfigError
+
+CPU_POOL_CONTEXTS: Final = 8
+"""On a CPU the pool holds at most this many full contexts unless ``max_total_tokens`` asks for more: enough for every
+conversation such a machine can compute, and far from taking all its memory."""
+
+MIB: Final = 2**20
+
+_MEMINFO: Final = Path("/proc/meminfo")
+_CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
+_CGROUP_FILES: Final = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+"""Limit and usage of the control group, version 2 and 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceMemory:
+    """A device's memory, in bytes."""
+
+    total: int
+    """All of a GPU's memory; on a CPU, what is free now plus the weights that are loaded already."""
+
+    free: int
+    """What can still be taken now."""
+
+    source: str
+    """Where the figure is from, for people."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemorySums:
+    """The sums that sized a KV pool. Bytes unless the name says otherwise."""
+
+    device: DeviceMemory
+    weights: int
+    kv_per_token: int
+    page_size: int
+    num_pages: int
+    reason: str
+    """What set the size."""
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens the pool holds."""
+        return self.num_pages * self.page_size
+
+    @property
+    def kv(self) -> int:
+        """Bytes of the pool."""
+        return self.total_tokens * self.kv_per_token
+
+    def describe(self) -> str:
+        """The sums in one line."""
+        return (
+            f"weights {self.weights / MIB:,.0f} MiB + KV {self.kv / MIB:,.0f} MiB "
+            f"({self.total_tokens:,} tokens of {self.kv_per_token:,} bytes, {self.num_pages:,} pages of {self.page_size}) "
+            f"= {(self.weights + self.kv) / MIB:,.0f} MiB of {self.device.total / MIB:,.0f} MiB ({self.device.source}); "
+            f"size set by {self.reason}"
+        )
+
+
+def size_pool(
+    *,
+    memory: DeviceMemory,
+    weights_bytes: int,
+    kv_bytes_per_token: int,
+    page_size: int,
+    context_length: int,
+    mem_fraction_static: float,
+    max_total_tokens: int | None,
+    on_cpu: bool,
+) -> MemorySums:
+    """Decide the pool's size. Raises ConfigError with the sums when weights and pool do not fit, or no page does."""
+    if max_total_tokens is not None:
+        tokens, reason = max_total_tokens, f"max_total_tokens={max_total_tokens}"
+    else:
+        budget = int(memory.total * mem_fraction_static) - weights_bytes
+        tokens, reason = budget // kv_bytes_per_token, f"mem_fraction_static={mem_fraction_static:g}"
+        cap = CPU_POOL_CONTEXTS * context_length
+        if on_cpu and tokens > cap:
+            tokens, reason = cap, f"the CPU's bound of {CPU_POOL_CONTEXTS} contexts of {context_length}"
+    sums = MemorySums(
+        device=memory,
+        weights=weights_bytes,
+        kv_per_token=kv_bytes_per_token,
+        page_size=page_size,
+        num_pages=tokens // page_size,
+        reason=reason,
+    )
+    if sums.num_pages < 1:
+        raise ConfigError(
+            f"no KV page fits beside the weights: {sums.describe()}; raise mem_fraction_static or free memory"
+        )
+    if sums.kv > memory.free:
+        raise ConfigError(
+            f"weights and KV pool do not fit: {sums.describe()}; only {memory.free / MIB:,.0f} MiB are free beside the weights"
+        )
+    return sums
+
+
+def read_device_memory(device: torch.device, weights_bytes: int) -> DeviceMemory:
+    """Measure, after ``weights_bytes`` of weights were loaded."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return DeviceMemory(total=total, free=free, source="GPU memory")
+    return read_cpu_memory(weights_bytes)
+
+
+def read_cpu_memory(
+    weights_bytes: int, meminfo: Path = _MEMINFO, cgroup_root: Path = _CGROUP_ROOT
+) -> DeviceMemory:
+    """The smaller of what the machine and the control group still have. ConfigError where neither can be read."""
+    found = [(free, source) for free, source in _free_figures(meminfo, cgroup_root) if free is not None]
+    if not found:
+        raise ConfigError(
+            "cannot tell how much memory there is (no /proc/meminfo): give max_total_tokens a value"
+        )
+    free, source = min(found)
+    return DeviceMemory(total=free + weights_bytes, free=free, source=source)
+
+
+def _free_figures(meminfo: Path, cgroup_root: Path) -> list[tuple[int | None, str]]:
+    figures = [(_mem_available(meminfo), "memory available on this machine")]
+    for limit_name, usage_name in _CGROUP_FILES:
+        limit, usage = _number(cgroup_root / limit_name), _number(cgroup_root / usage_name)
+        if limit is not None and usage is not None:
+            figures.append((max(0, limit - usage), "memory left in the control group"))
+    return figures
+
+
+def _mem_available(meminfo: Path) -> int | None:
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _number(path: Path) -> int | None:
+    """A file's number; None when there is no such file or it says ``max``."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

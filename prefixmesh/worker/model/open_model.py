@@ -1,0 +1,70 @@
+"""Put a model together from the engine's settings: files, weights, a pool that fits, attention, and the figures measured."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from prefixmesh.config import EngineConfig
+from prefixmesh.model_files.model_config import ModelConfig, read_model_config
+from prefixmesh.model_files.source import ModelFiles
+from prefixmesh.worker.model.device import resolve_device, resolve_dtype
+from prefixmesh.worker.model.kv_pool import KVPool
+from prefixmesh.worker.model.loader import load_weights
+from prefixmesh.worker.model.memory import MemorySums, read_device_memory, size_pool
+from prefixmesh.worker.model.runner import ModelRates, ModelRunner
+from prefixmesh.worker.model.torch_attention import TorchAttention
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenedModel:
+    """A model that is ready to run."""
+
+    config: ModelConfig
+    runner: ModelRunner
+    sums: MemorySums
+    rates: ModelRates
+    device: torch.device
+    dtype: torch.dtype
+
+
+def open_model(
+    files: ModelFiles, engine: EngineConfig, progress: Callable[[str], None] | None = None
+) -> OpenedModel:
+    """Load, size, warm up and measure. ConfigError when settings do not fit the machine, ModelFileError for bad files.
+
+    ``progress`` is told what happens, a line at a time. Sets torch's thread count, for the whole process, only when
+    ``engine.threads`` names one.
+    """
+    tell = progress or (lambda _: None)
+    if engine.threads:
+        torch.set_num_threads(engine.threads)
+    device = resolve_device(engine.device)
+    dtype = resolve_dtype(engine.dtype, device)
+    config = read_model_config(files)
+    tell(f"loading {files.name} as {str(dtype).removeprefix('torch.')} on {device}")
+    weights = load_weights(files, config, dtype, device)
+    sums = size_pool(
+        memory=read_device_memory(device, weights.num_bytes),
+        weights_bytes=weights.num_bytes,
+        kv_bytes_per_token=config.kv_bytes_per_token(dtype.itemsize),
+        page_size=engine.page_size,
+        context_length=config.context_length,
+        mem_fraction_static=engine.mem_fraction_static,
+        max_total_tokens=engine.max_total_tokens,
+        on_cpu=device.type == "cpu",
+    )
+    tell(sums.describe())
+    logger.info("memory_sums %s", sums.describe())
+    pool = KVPool(config, sums.num_pages, engine.page_size, dtype, device)
+    runner = ModelRunner(config, weights, pool, TorchAttention(config, pool))
+    rates = runner.profile()
+    logger.info(
+        "model_profiled prefill_tokens_per_s=%.0f decode_step_ms=%.1f",
+        rates.prefill_tokens_per_s,
+        rates.decode_step_ms,
+    )
+    return OpenedModel(config=config, runner=runner, sums=sums, rates=rates, device=device, dtype=dtype)

@@ -1,0 +1,87 @@
+"""Runs one step of the model: the one door from the engine to torch."""
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from prefixmesh.model_files.model_config import ModelConfig
+from prefixmesh.worker.batch_plan import BatchPlan
+from prefixmesh.worker.model.attention import AttentionBackend
+from prefixmesh.worker.model.kv_pool import KVPool
+from prefixmesh.worker.model.llama import Llama, StepTensors
+from prefixmesh.worker.model.weights import LlamaWeights
+
+PROFILE_PROMPT_TOKENS: Final = 256
+"""Long enough that the rate is that of long prompts within some 15 %, short enough to take a fraction of a second."""
+
+PROFILE_DECODE_STEPS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRates:
+    """What the model was measured to do on this machine."""
+
+    prefill_tokens_per_s: float
+    decode_step_ms: float
+    """One sequence alone, at about ``PROFILE_PROMPT_TOKENS`` of context."""
+
+
+class ModelRunner:
+    """A model, its KV pool and an attention backend. Not thread-safe: one loop owns it."""
+
+    def __init__(
+        self, config: ModelConfig, weights: LlamaWeights, pool: KVPool, backend: AttentionBackend
+    ) -> None:
+        self.config = config
+        self.pool = pool
+        self._device = weights.embedding.device
+        self._backend = backend
+        self._llama = Llama(config, weights, pool)
+
+    @torch.inference_mode()
+    def forward(self, plan: BatchPlan) -> torch.Tensor:
+        """Compute one step: K/V of the ``T`` new tokens go to the pool, logits of the ``R`` wanted rows come back.
+
+        Returns float32 [R, vocab_size] on the model's device.
+        """
+        self._backend.prepare(plan)
+        return self._llama(StepTensors.of(plan, self._device), self._backend)
+
+    def profile(self) -> ModelRates:
+        """Warm up and measure; takes about a second. Overwrites the first pages of the pool, so only before it is used."""
+        tokens = max(
+            1, min(PROFILE_PROMPT_TOKENS, self.pool.total_tokens - 1, self.config.context_length - 1)
+        )
+        prompt = single_sequence_plan(0, tokens, self.pool.page_size)
+        self._timed(prompt)  # allocates and chooses kernels
+        prefill_s = self._timed(prompt)
+        step = single_sequence_plan(tokens, 1, self.pool.page_size) if self.pool.total_tokens > 1 else prompt
+        self._timed(step)
+        decode_s = min(self._timed(step) for _ in range(PROFILE_DECODE_STEPS))
+        return ModelRates(prefill_tokens_per_s=tokens / prefill_s, decode_step_ms=decode_s * 1e3)
+
+    def _timed(self, plan: BatchPlan) -> float:
+        started = time.perf_counter()
+        self.forward(plan)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter() - started
+
+
+def single_sequence_plan(seen: int, new: int, page_size: int) -> BatchPlan:
+    """A plan for one sequence of token 0 in the pool's first pages: ``new`` tokens after ``seen`` ones."""
+    positions = np.arange(seen, seen + new, dtype=np.int32)
+    pages = -(-(seen + new) // page_size)
+    return BatchPlan(
+        token_ids=np.zeros(new, dtype=np.int32),
+        positions=positions,
+        out_slots=positions,
+        qo_indptr=np.array([0, new], dtype=np.int32),
+        kv_indptr=np.array([0, pages], dtype=np.int32),
+        kv_indices=np.arange(pages, dtype=np.int32),
+        last_page_len=np.array([seen + new - (pages - 1) * page_size], dtype=np.int32),
+        logit_rows=np.array([new - 1], dtype=np.int32),
+    )
