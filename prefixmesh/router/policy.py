@@ -1,0 +1,83 @@
+"""Which worker takes a request. Pure: the same candidates and the same turn give the same decision.
+
+``cost`` is the product's own policy; ``round_robin`` and ``least_loaded`` stand beside it to be compared with.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prefixmesh.config import RoutingPolicy
+from prefixmesh.router.cost import Candidate, Cost, RequestSize, estimate
+from prefixmesh.router.endpoint import Endpoint
+
+TIE_SHARE: Final = 0.1
+"""Costs closer than this are a tie between workers that hold equally much and are equally busy: measured rates wobble by a few
+percent, and the fastest of equals would otherwise get every request and do all the evicting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyConfig:
+    """What a decision depends on beside the candidates."""
+
+    policy: RoutingPolicy = "cost"
+    spill_weight: float = 1.0
+    """How much the work that a choice adds for everyone else counts beside the request's own wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where a request goes and what is expected of it there."""
+
+    endpoint: Endpoint
+    matched_tokens: int
+    cost: Cost
+    was_tie: bool
+    """Whether the turn decided: the next decision takes the next turn."""
+
+
+def choose(
+    candidates: Sequence[Candidate], size: RequestSize, config: PolicyConfig, turn: int
+) -> Decision | None:
+    """Pick a worker for a request of ``size``; None when there is no candidate. O(candidates).
+
+    Candidates' rates must be known (``cost.fill_rates``). ``turn`` decides between equals: count it up whenever the
+    decision ``was_tie``, and equals take turns.
+    """
+    if not candidates:
+        return None
+    costs = [estimate(candidate, size, config.spill_weight) for candidate in candidates]
+    equals = _BY_NAME[config.policy](candidates, costs)
+    index = equals[turn % len(equals)]
+    chosen = candidates[index]
+    return Decision(chosen.endpoint, chosen.matched_tokens, costs[index], len(equals) > 1)
+
+
+def _cheapest(candidates: Sequence[Candidate], costs: Sequence[Cost]) -> list[int]:
+    totals = [cost.total_ms for cost in costs]
+    best = min(range(len(totals)), key=lambda i: (totals[i], candidates[i].in_flight))
+    limit = totals[best] * (1.0 + TIE_SHARE)
+    like = candidates[best]
+    return [
+        i
+        for i, candidate in enumerate(candidates)
+        if totals[i] <= limit
+        and candidate.matched_tokens == like.matched_tokens
+        and candidate.in_flight == like.in_flight
+    ]
+
+
+def _least_loaded(candidates: Sequence[Candidate], _costs: Sequence[Cost]) -> list[int]:
+    least = min((candidate.in_flight, candidate.work_ms) for candidate in candidates)
+    return [i for i, candidate in enumerate(candidates) if (candidate.in_flight, candidate.work_ms) == least]
+
+
+def _everyone(candidates: Sequence[Candidate], _costs: Sequence[Cost]) -> list[int]:
+    return list(range(len(candidates)))
+
+
+_BY_NAME: Final[dict[RoutingPolicy, Callable[[Sequence[Candidate], Sequence[Cost]], list[int]]]] = {
+    "cost": _cheapest,
+    "round_robin": _everyone,
+    "least_loaded": _least_loaded,
+}

@@ -1,0 +1,157 @@
+"""A fleet in simulated time around the real router core: no socket, no clock.
+
+A simulated worker computes prompts one after the other at a fixed rate, then streams its answers side by side. Its cache is a set
+of fingerprints without a bound.
+"""
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from prefixmesh.cache.fingerprint import FINGERPRINT_VERSION, block_fingerprints
+from prefixmesh.ids import Fingerprint, Incarnation, Namespace, WorkerId
+from prefixmesh.proto.codec import PROTOCOL_VERSION
+from prefixmesh.router.cost import Rates
+from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.policy import PolicyConfig
+from prefixmesh.router.registry import Expected, WorkerFacts
+from prefixmesh.router.routing import Placement, RouterCore, RouteRequest
+from prefixmesh.tokens import pack
+
+BLOCK = 64
+NAMESPACE = Namespace(b"n" * 16)
+EXPECTED = Expected(
+    model_revision="revision",
+    tokenizer_digest="tokenizer",
+    protocol_version=PROTOCOL_VERSION,
+    fingerprint_version=FINGERPRINT_VERSION,
+)
+UNMEASURED = Rates(0.0, 0.0)
+
+
+def facts(
+    worker_id: str,
+    incarnation: int = 1,
+    *,
+    rates: Rates = UNMEASURED,
+    revision: str = "revision",
+    tokenizer_digest: str = "tokenizer",
+    context_length: int = 1_000_000,
+    max_running_requests: int = 0,
+    match_unit: int = 1,
+    protocol_version: int = PROTOCOL_VERSION,
+    fingerprint_version: int = FINGERPRINT_VERSION,
+) -> WorkerFacts:
+    return WorkerFacts(
+        worker_id=WorkerId(worker_id),
+        incarnation=Incarnation(incarnation),
+        model="tiny",
+        model_revision=revision,
+        tokenizer_digest=tokenizer_digest,
+        protocol_version=protocol_version,
+        fingerprint_version=fingerprint_version,
+        context_length=context_length,
+        max_running_requests=max_running_requests,
+        match_unit=match_unit,
+        rates=rates,
+    )
+
+
+def make_core(
+    workers: int, *, config: PolicyConfig | None = None, max_tree_blocks: int = 100_000
+) -> RouterCore:
+    """A router core with ``workers`` ready workers ``w0``, ``w1``, …"""
+    core = RouterCore(EXPECTED, config or PolicyConfig(), block_size=BLOCK, max_tree_blocks=max_tree_blocks)
+    for index in range(workers):
+        add_ready(core, f"w{index}")
+    return core
+
+
+def add_ready(core: RouterCore, name: str, incarnation: int = 1, rates: Rates = UNMEASURED) -> Endpoint:
+    endpoint = Endpoint(name)
+    core.add_worker(endpoint)
+    core.described(endpoint, facts(name, incarnation, rates=rates))
+    core.health_changed(endpoint, serving=True)
+    return endpoint
+
+
+def prompt(ids: Sequence[int], max_tokens: int | None = 16) -> RouteRequest:
+    return RouteRequest(
+        fingerprints=block_fingerprints(NAMESPACE, pack(ids), BLOCK),
+        prompt_tokens=len(ids),
+        max_tokens=max_tokens,
+    )
+
+
+def unique(seed: int, tokens: int) -> list[int]:
+    """Token ids that share no block with another seed's."""
+    return [seed * 1_000 + 7, *range(tokens - 1)]
+
+
+@dataclass
+class SimulatedFleet:
+    """Drives ``core`` with arrivals; counts what the workers computed and found cached."""
+
+    core: RouterCore
+    prefill_tokens_per_s: dict[str, float]
+    decode_s: float = 0.5
+    held: dict[str, set[Fingerprint]] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    routed: Counter[str] = field(default_factory=Counter)
+    busy_until: dict[str, float] = field(default_factory=dict)
+    in_flight_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _cached_of: dict[int, int] = field(default_factory=dict)
+    _events: list[tuple[float, int, str, Placement]] = field(default_factory=list)
+    _count: int = 0
+
+    def arrive(self, request: RouteRequest, now: float) -> Placement:
+        self.advance(now)
+        placement = self.core.route(request)
+        name = str(placement.endpoint)
+        self.routed[name] += 1
+        start = max(now, self.busy_until.get(name, 0.0))
+        self._push(start, "admit", placement)
+        # Known at once here, because one worker takes its prompts in order.
+        held = self.held.setdefault(name, set())
+        blocks = 0
+        for fingerprint in request.fingerprints:
+            if fingerprint not in held:
+                break
+            blocks += 1
+        held.update(request.fingerprints)
+        cached = min(blocks * BLOCK, request.prompt_tokens - 1)
+        self._cached_of[id(placement)] = cached
+        self.prompt_tokens += request.prompt_tokens
+        self.cached_tokens += cached
+        done = start + (request.prompt_tokens - cached) / self.prefill_tokens_per_s[name]
+        self.busy_until[name] = done
+        self._push(done, "first", placement)
+        self._push(done + self.decode_s, "end", placement)
+        self.in_flight_seconds[name] += done + self.decode_s - now
+        return placement
+
+    def advance(self, now: float) -> None:
+        while self._events and self._events[0][0] <= now:
+            _, _, kind, placement = heapq.heappop(self._events)
+            if kind == "admit":
+                self.core.accepted(placement, self._cached_of.pop(id(placement)))
+            elif kind == "first":
+                self.core.first_token(placement)
+            else:
+                self.core.finished(placement, placement.request.fingerprints)
+
+    def advance_to_next(self) -> float:
+        """Go on to the next thing that happens; its time."""
+        when = self._events[0][0]
+        self.advance(when)
+        return when
+
+    @property
+    def in_flight(self) -> int:
+        return sum(entry.load.in_flight for entry in self.core.registry)
+
+    def _push(self, when: float, kind: str, placement: Placement) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (when, self._count, kind, placement))

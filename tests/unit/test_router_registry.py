@@ -1,0 +1,124 @@
+"""Which workers may be sent anything, and why not."""
+
+from typing import Any
+
+import pytest
+
+from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.registry import WorkerRegistry
+from tests.support.simulated_fleet import EXPECTED, facts
+
+A, B = Endpoint("127.0.0.1:1"), Endpoint("127.0.0.1:2")
+
+
+def registry_with(*endpoints: Endpoint) -> WorkerRegistry:
+    registry = WorkerRegistry(EXPECTED)
+    for endpoint in endpoints:
+        registry.add(endpoint)
+    return registry
+
+
+def problem(registry: WorkerRegistry, endpoint: Endpoint) -> str:
+    entry = registry.get(endpoint)
+    assert entry is not None
+    return entry.problem
+
+
+def test_worker_is_ready_once_it_answered_and_serves() -> None:
+    """F11: listed from the start, not ready until it has answered and is healthy."""
+    registry = registry_with(A)
+    assert "not answered" in problem(registry, A)
+    registry.described(A, facts("w"))
+    assert "not serving" in problem(registry, A)
+    registry.health_changed(A, serving=True)
+    assert [entry.endpoint for entry in registry.ready] == [A]
+
+
+def test_unreachable_worker_is_out_at_once_and_back_when_it_answers() -> None:
+    """No request goes to a dead worker, and nobody has to bring it back by hand."""
+    registry = registry_with(A)
+    registry.described(A, facts("w"))
+    registry.health_changed(A, serving=True)
+    registry.unreachable(A, "connection refused")
+    assert registry.ready == []
+    assert problem(registry, A) == "cannot be reached: connection refused"
+    registry.described(A, facts("w"))
+    registry.health_changed(A, serving=True)
+    assert len(registry.ready) == 1
+
+
+@pytest.mark.parametrize(
+    ("difference", "words"),
+    [
+        ({"revision": "other"}, "another revision"),
+        ({"tokenizer_digest": "other"}, "another tokenizer"),
+        ({"protocol_version": 99}, "protocol 99"),
+        ({"fingerprint_version": 99}, "fingerprint version 99"),
+    ],
+)
+def test_worker_that_serves_something_else_is_not_ready(difference: dict[str, Any], words: str) -> None:
+    """F33: another revision, tokenizer or protocol never gets a request, and the problem is named."""
+    registry = registry_with(A)
+    registry.described(A, facts("w", **difference))
+    registry.health_changed(A, serving=True)
+    assert words in problem(registry, A)
+    assert registry.ready == []
+
+
+def test_two_workers_with_one_id_are_told_apart() -> None:
+    """The first keeps the id, the second's problem names the first; when the first is gone, the second takes over."""
+    registry = registry_with(A, B)
+    for endpoint in (B, A):
+        registry.described(endpoint, facts("same"))
+        registry.health_changed(endpoint, serving=True)
+    assert [entry.endpoint for entry in registry.ready] == [A]
+    assert problem(registry, B) == f"has the worker id 'same' that {A} has already; give each worker its own"
+    registry.unreachable(A, "gone")
+    assert [entry.endpoint for entry in registry.ready] == [B]
+
+
+def test_adding_twice_is_adding_once_and_news_about_the_removed_are_ignored() -> None:
+    """F31: a second add changes nothing; what arrives late about a removed worker does not bring it back."""
+    registry = registry_with(A)
+    registry.described(A, facts("w"))
+    assert registry.add(A) is False
+    assert registry.get(A) is not None
+    assert problem(registry, A) != "has not answered yet"
+    assert registry.remove(A) is True
+    assert registry.remove(A) is False
+    registry.described(A, facts("w"))
+    registry.health_changed(A, serving=True)
+    registry.unreachable(A, "late")
+    assert (len(registry), registry.ready) == (0, [])
+
+
+def test_no_worker_error_says_why_of_each() -> None:
+    """A caller, and whoever reads the log, learns what is wrong with the workers, up to a few."""
+    registry = registry_with(A, B)
+    registry.described(A, facts("w", revision="other"))
+    message = str(registry.no_worker_error())
+    assert "w serves another revision" in message
+    assert f"{B} has not answered yet" in message
+    many = registry_with(*(Endpoint(f"h:{i}") for i in range(9)))
+    assert "and 5 more" in str(many.no_worker_error())
+    assert "none is known" in str(registry_with().no_worker_error())
+
+
+def test_context_is_the_longest_of_the_ready() -> None:
+    """A request must fit one of the workers that are ready now."""
+    registry = registry_with(A, B)
+    assert registry.context_length == 0
+    registry.described(A, facts("a", context_length=100))
+    registry.described(B, facts("b", context_length=500))
+    registry.health_changed(A, serving=True)
+    assert registry.context_length == 100
+    registry.health_changed(B, serving=True)
+    assert registry.context_length == 500
+
+
+def test_expected_cached_counts_whole_units_and_never_the_last_token() -> None:
+    """What a worker will find depends on its cache: pages, blocks, or nothing."""
+    assert facts("w", match_unit=1).expected_cached(held_tokens=1500, prompt_tokens=1500) == 1499
+    assert facts("w", match_unit=16).expected_cached(held_tokens=1472, prompt_tokens=1500) == 1472
+    assert facts("w", match_unit=256).expected_cached(held_tokens=500, prompt_tokens=512) == 256
+    assert facts("w", match_unit=0).expected_cached(held_tokens=1472, prompt_tokens=1500) == 0
