@@ -22,6 +22,10 @@ KEEPALIVE_TIMEOUT_MS: Final = 10_000
 MIN_PING_INTERVAL_MS: Final = 10_000
 """What a server tolerates: a third of the interval at which clients probe."""
 
+FIRST_RECONNECT_MS: Final = 100
+LONGEST_RECONNECT_MS: Final = 1_000
+"""gRPC's own pause between attempts to connect grows to two minutes; a server that comes back must be noticed within seconds."""
+
 _COMMON: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -30,7 +34,12 @@ _COMMON: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
 )
-CLIENT_OPTIONS: Final = (*_COMMON, ("grpc.keepalive_permit_without_calls", 1))
+CLIENT_OPTIONS: Final = (
+    *_COMMON,
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.initial_reconnect_backoff_ms", FIRST_RECONNECT_MS),
+    ("grpc.max_reconnect_backoff_ms", LONGEST_RECONNECT_MS),
+)
 SERVER_OPTIONS: Final = (
     *_COMMON,
     ("grpc.keepalive_permit_without_calls", 1),
