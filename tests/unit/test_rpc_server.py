@@ -60,13 +60,17 @@ class Service:
 
 
 @asynccontextmanager
-async def running(service: Service) -> AsyncIterator[grpc.aio.Channel]:
+async def running(service: Service, *, careless: bool = False) -> AsyncIterator[grpc.aio.Channel]:
+    """A server and a channel to it; a careless one sends what it should not."""
     server = make_server()
     add_service(server, SERVICE, service)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        async with open_channel(f"127.0.0.1:{port}") as channel:
+        address = f"127.0.0.1:{port}"
+        no_limit = [("grpc.max_send_message_length", -1)]
+        opened = grpc.aio.insecure_channel(address, no_limit) if careless else open_channel(address)
+        async with opened as channel:
             yield channel
     finally:
         await server.stop(None)
@@ -119,7 +123,7 @@ async def test_a_huge_malformed_message_does_not_stop_the_server_for_long() -> N
 
 async def test_a_message_above_the_cap_is_refused_and_the_channel_lives() -> None:
     """The status names the real cap (F62)."""
-    async with running(Service()) as channel:
+    async with running(Service(), careless=True) as channel:
         error = await raw_error(channel, TOKENIZE, bytes(MAX_MESSAGE_BYTES + 1))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert str(MAX_MESSAGE_BYTES) in (error.details() or "")

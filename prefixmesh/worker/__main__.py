@@ -1,0 +1,89 @@
+"""``python -m prefixmesh.worker``: one worker on this machine, without Ray, until a signal ends it."""
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import click
+
+from prefixmesh import paths
+from prefixmesh.cache.namespace import Isolation
+from prefixmesh.config import WorkerConfig
+from prefixmesh.errors import PrefixmeshError
+from prefixmesh.fleet_secret import FleetSecret, load_or_create
+from prefixmesh.worker.options import engine_config_from, engine_options
+from prefixmesh.worker.server import WorkerServer
+
+DEFAULT_GRACE_S: Final = 30.0
+"""Most answers end within it; what orchestrators give a process to stop."""
+
+_DEFAULTS: Final = WorkerConfig()
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--host", default=_DEFAULTS.host, show_default=True, help="Beyond loopback only tickets count.")
+@click.option("--port", type=int, default=_DEFAULTS.port, show_default=True, help="0 takes a free port.")
+@click.option("--worker-id", default=_DEFAULTS.worker_id, show_default=True, help="Its name in the fleet.")
+@engine_options
+@click.option(
+    "--isolation",
+    type=click.Choice(get_args(Isolation)),
+    default=_DEFAULTS.isolation,
+    show_default=True,
+    help="tenant keeps tenants' KV apart; shared makes all callers one trust domain.",
+)
+@click.option(
+    "--fleet-secret-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The fleet's secret, made when missing.  [default: fleet_secret in ~/.prefixmesh]",
+)
+@click.option(
+    "--grace-s",
+    type=click.FloatRange(min=0),
+    default=DEFAULT_GRACE_S,
+    show_default=True,
+    help="Seconds that running answers may take to finish after SIGTERM or Ctrl-C.",
+)
+def main(**options: Any) -> None:
+    """Serve a model from this machine, over gRPC."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        config = WorkerConfig(
+            engine=engine_config_from(options),
+            worker_id=options["worker_id"],
+            host=options["host"],
+            port=options["port"],
+            isolation=options["isolation"],
+        )
+        secret = load_or_create(options["fleet_secret_file"] or paths.fleet_secret_file())
+        asyncio.run(_serve(config, secret, options["grace_s"]))
+    except PrefixmeshError as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _serve(config: WorkerConfig, secret: FleetSecret, grace_s: float) -> None:
+    """Until SIGTERM or SIGINT, at whatever point it comes; raises what ends the worker otherwise."""
+    signalled = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled.set)
+    server = WorkerServer(config, secret)
+    stop_wanted = asyncio.create_task(signalled.wait())
+    starting = asyncio.create_task(server.start())
+    await asyncio.wait({stop_wanted, starting}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait({starting})
+        return
+    bound = starting.result()
+    click.echo(f"prefixmesh worker {bound.worker_id} listening on {bound.address}")
+    closed = asyncio.create_task(server.wait_closed())
+    await asyncio.wait({stop_wanted, closed}, return_when=asyncio.FIRST_COMPLETED)
+    await server.stop(0.0 if closed.done() else grace_s)
+    await closed
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m prefixmesh.worker")

@@ -1,0 +1,116 @@
+"""The flags of a worker's engine, in one place for every command that starts one. Imports no torch.
+
+Each flag is one field of ``EngineConfig`` and carries its default.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, get_args
+
+import click
+
+from prefixmesh.config import DEFAULT_MODEL, Dtype, EngineConfig, PrefixCacheKind, SchedulePolicy
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_DEFAULTS = EngineConfig()
+
+_OPTIONS = (
+    click.option(
+        "--model",
+        default=DEFAULT_MODEL,
+        show_default=True,
+        help="A known model's name, a Hugging Face folder, or a GGUF file.",
+    ),
+    click.option(
+        "--dtype",
+        type=click.Choice(get_args(Dtype)),
+        default=_DEFAULTS.dtype,
+        show_default=True,
+        help="Type of weights and KV; auto is bfloat16 where the device is fast in it.",
+    ),
+    click.option(
+        "--device",
+        default=_DEFAULTS.device,
+        show_default=True,
+        help="A torch device; auto is the first GPU, else the CPU.",
+    ),
+    click.option(
+        "--page-size",
+        type=int,
+        default=_DEFAULTS.page_size,
+        show_default=True,
+        help="Tokens per KV page, a power of two from 1 to 256.",
+    ),
+    click.option(
+        "--prefix-cache",
+        type=click.Choice(get_args(PrefixCacheKind)),
+        default=_DEFAULTS.prefix_cache,
+        show_default=True,
+        help="radix shares any common prefix, hash whole 16-token blocks, off nothing.",
+    ),
+    click.option("--disable-radix-cache", is_flag=True, help="The same as --prefix-cache off."),
+    click.option(
+        "--mem-fraction-static",
+        type=float,
+        default=_DEFAULTS.mem_fraction_static,
+        show_default=True,
+        help="Share of the device's memory for weights and KV together.",
+    ),
+    click.option(
+        "--max-total-tokens",
+        type=int,
+        default=_DEFAULTS.max_total_tokens,
+        help="Size of the KV pool in tokens; overrides --mem-fraction-static.",
+    ),
+    click.option(
+        "--max-running-requests",
+        type=int,
+        default=_DEFAULTS.max_running_requests,
+        show_default=True,
+        help="Most requests computed together in one step.",
+    ),
+    click.option(
+        "--max-queued-requests",
+        type=int,
+        default=_DEFAULTS.max_queued_requests,
+        show_default=True,
+        help="Most requests waiting; one more is refused at once.",
+    ),
+    click.option(
+        "--chunked-prefill-size",
+        type=int,
+        default=_DEFAULTS.chunked_prefill_size,
+        show_default=True,
+        help="Most prompt tokens computed in one step; 0 means no chunking.",
+    ),
+    click.option(
+        "--schedule-policy",
+        type=click.Choice(get_args(SchedulePolicy)),
+        default=_DEFAULTS.schedule_policy,
+        show_default=True,
+        help="lpm: longest cached prefix first; fcfs: in order of arrival.",
+    ),
+    click.option(
+        "--threads",
+        type=int,
+        default=_DEFAULTS.threads,
+        show_default=True,
+        help="CPU threads for the model's arithmetic; 0 lets torch choose.",
+    ),
+)
+
+_FIELDS = tuple(EngineConfig.__dataclass_fields__)
+
+
+def engine_options(command: _Command) -> _Command:
+    """Decorator: give a click command every flag of the engine. ``engine_config_from`` reads them."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def engine_config_from(values: Mapping[str, Any]) -> EngineConfig:
+    """The engine's settings from a command's parsed values; others among them are ignored. Raises ConfigError."""
+    fields = {name: values[name] for name in _FIELDS if name in values}
+    if values.get("disable_radix_cache"):
+        fields["prefix_cache"] = "off"
+    return EngineConfig(**fields)

@@ -1,0 +1,256 @@
+"""A worker as a whole: the engine, the gRPC front before it, and their life from start to stop."""
+
+import asyncio
+import logging
+import secrets
+import socket
+from dataclasses import dataclass
+from typing import Final
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from prefixmesh.config import WorkerConfig, describe
+from prefixmesh.errors import ConfigError, PrefixmeshError, UnavailableError
+from prefixmesh.fleet_secret import FleetSecret
+from prefixmesh.ids import Incarnation, WorkerId
+from prefixmesh.model_files.source import resolve_model
+from prefixmesh.proto.v1 import inference_pb2, worker_control_pb2
+from prefixmesh.rpc.channel import join_address
+from prefixmesh.rpc.identity import is_loopback
+from prefixmesh.rpc.server import add_service, make_server
+from prefixmesh.text.answer_memory import AnswerMemory
+from prefixmesh.text.chat_template import ChatTemplate, load_chat_template
+from prefixmesh.text.digest import text_digest
+from prefixmesh.text.prompts import PromptBuilder
+from prefixmesh.text.tokenizer import Tokenizer, load_tokenizer
+from prefixmesh.worker.caller import CallerCheck
+from prefixmesh.worker.control_service import WorkerControlService, WorkerIdentity
+from prefixmesh.worker.engine_client import EngineClient
+from prefixmesh.worker.messages import EngineInfo
+from prefixmesh.worker.running_calls import RunningCalls
+from prefixmesh.worker.service import InferenceService
+
+_log = logging.getLogger(__name__)
+
+ANSWER_MEMORY_BYTES: Final = 16 * 2**20
+"""Recent answers whose ids a worker remembers for chats that come to it directly; behind a router, the router does."""
+
+FAREWELL_S: Final = 0.5
+"""How long calls that have been ended may take to tell their callers so."""
+
+INFERENCE: Final = inference_pb2.DESCRIPTOR.services_by_name["Inference"]
+CONTROL: Final = worker_control_pb2.DESCRIPTOR.services_by_name["WorkerControl"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundWorker:
+    """A worker that serves."""
+
+    host: str
+    port: int
+    worker_id: WorkerId
+    incarnation: Incarnation
+
+    @property
+    def address(self) -> str:
+        """``host:port``."""
+        return join_address(self.host, self.port)
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """What turns a model's text into tokens and back."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+
+class WorkerServer:
+    """One life of one worker: ``start``, then ``wait_closed`` or ``stop``. Not restartable.
+
+    ``engine`` and ``text`` stand in for the model's own in tests.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        secret: FleetSecret,
+        *,
+        engine: EngineClient | None = None,
+        text: TextSide | None = None,
+    ) -> None:
+        self._config = config
+        self._secret = secret
+        self._engine = engine if engine is not None else _make_engine(config)
+        self._text = text
+        self._incarnation = Incarnation(secrets.randbits(64))
+        self._health = health.aio.HealthServicer()
+        limits = config.engine
+        self._calls = RunningCalls(limits.max_running_requests + limits.max_queued_requests)
+        self._server: grpc.aio.Server | None = None
+        self._inference: InferenceService | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._failure: PrefixmeshError | None = None
+        self._closed = asyncio.Event()
+
+    async def start(self) -> BoundWorker:
+        """Bind the port, load the model, serve. Leaves nothing behind when it fails or is cancelled.
+
+        Raises ConfigError (a port that is taken, a pool that does not fit), ModelFileError, or what else the engine said.
+        """
+        config = self._config
+        _log.info("worker_starting incarnation=%016x config=%s", self._incarnation, describe(config))
+        try:
+            # A port that is taken should not cost the time of loading a model. It is bound only after that: gRPC has no way
+            # to give back a port of a server that never started.
+            _probe(config.host, config.port)
+            info, text = await self._load()
+            port = await self._serve(info, text)
+        except BaseException:
+            await self._release()
+            raise
+        self._watching = asyncio.create_task(self._watch_engine())
+        _log.info("worker_ready port=%d model=%s %s", port, info.model, info.memory_sums)
+        return BoundWorker(
+            host=config.host,
+            port=port,
+            worker_id=WorkerId(config.worker_id),
+            incarnation=self._incarnation,
+        )
+
+    async def stop(self, grace_s: float) -> None:
+        """Say NOT_SERVING and refuse new calls at once, let running ones finish for ``grace_s``, end the rest with UNAVAILABLE.
+
+        May be called again, also while another call is at it; the first one's grace holds.
+        """
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(grace_s))
+        await asyncio.shield(self._stopping)
+
+    async def wait_closed(self) -> None:
+        """Return once ``stop`` has done its work; raise UnavailableError once the engine has died by itself."""
+        await self._closed.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _load(self) -> tuple[EngineInfo, TextSide]:
+        if self._text is not None:
+            return await self._engine.start(), self._text
+        loading = asyncio.create_task(asyncio.to_thread(_load_text, self._config.engine.model))
+        try:
+            return await self._engine.start(), await loading
+        finally:
+            loading.cancel()
+
+    async def _serve(self, info: EngineInfo, text: TextSide) -> int:
+        config = self._config
+        callers = CallerCheck(
+            secret=self._secret,
+            incarnation=self._incarnation,
+            model_revision=info.model_revision,
+            isolation=config.isolation,
+            tickets_only=not is_loopback(config.host),
+        )
+        self._inference = InferenceService(
+            engine=self._engine,
+            info=info,
+            worker_id=config.worker_id,
+            callers=callers,
+            calls=self._calls,
+            prompts=PromptBuilder(
+                text.tokenizer,
+                text.template,
+                AnswerMemory(ANSWER_MEMORY_BYTES),
+                context_length=info.context_length,
+            ),
+            tokenizer=text.tokenizer,
+        )
+        identity = WorkerIdentity(
+            worker_id=config.worker_id,
+            incarnation=self._incarnation,
+            tokenizer_digest=text_digest(text.tokenizer, text.template),
+        )
+        control = WorkerControlService(secret=self._secret, identity=identity, info=info, engine=self._engine)
+        server = make_server()
+        add_service(server, INFERENCE, self._inference)
+        add_service(server, CONTROL, control)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (INFERENCE.full_name, CONTROL.full_name)
+        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        for name in ("", *names):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        port = _bind(server, config.host, config.port)
+        await server.start()
+        self._server = server
+        return port
+
+    async def _watch_engine(self) -> None:
+        await self._engine.closed.wait()
+        if self._stopping is not None:
+            return
+        self._failure = UnavailableError(
+            "the engine of this worker ended unexpectedly; the log has the reason"
+        )
+        _log.error("engine_died running_calls=%d", len(self._calls))
+        self._calls.close("the engine of this worker is gone")
+        await self._health.enter_graceful_shutdown()
+        self._closed.set()
+
+    async def _stop(self, grace_s: float) -> None:
+        _log.info("worker_stopping running_calls=%d grace_s=%.1f", len(self._calls), grace_s)
+        self._calls.close("this worker is stopping")
+        await self._health.enter_graceful_shutdown()
+        if not await self._calls.wait_idle(grace_s):
+            _log.warning("worker_grace_over running_calls=%d", len(self._calls))
+        await self._release()
+        if self._watching is not None:
+            await self._watching
+        self._closed.set()
+        _log.info("worker_stopped")
+
+    async def _release(self) -> None:
+        await self._engine.close()  # calls that still run end in UNAVAILABLE
+        await self._calls.wait_idle(FAREWELL_S)
+        if self._server is not None:
+            await self._server.stop(FAREWELL_S)
+        if self._inference is not None:
+            self._inference.close()
+
+
+def _probe(host: str, port: int) -> None:
+    """Raise ConfigError when the address cannot be listened on now."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {join_address(host, port)}: {error.strerror}") from error
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    address = join_address(host, port)
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen on {address}: it was free a moment ago") from error
+
+
+def _make_engine(config: WorkerConfig) -> EngineClient:
+    if config.in_process:
+        from prefixmesh.worker.in_process_engine import InProcessEngine  # imports torch
+
+        return InProcessEngine(config.engine)
+    from prefixmesh.worker.process_engine import ProcessEngine
+
+    return ProcessEngine(config.engine)
+
+
+def _load_text(model: str) -> TextSide:
+    files = resolve_model(model)
+    return TextSide(load_tokenizer(files), load_chat_template(files))

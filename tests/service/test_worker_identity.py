@@ -1,0 +1,176 @@
+"""Whom a worker believes: tickets before all, metadata on loopback only, a request's body never."""
+
+import secrets
+
+import grpc
+import grpc.aio
+import pytest
+
+from prefixmesh import fleet_secret
+from prefixmesh.errors import AuthenticationError, InvalidRequestError
+from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.proto.v1 import worker_control_pb2 as control_pb
+from prefixmesh.rpc.status import from_rpc_error
+from prefixmesh.ticket import TICKET_METADATA
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.servers import Metadata, Worker, failure_of, rest_of, scripted_worker
+
+PROMPT = "a prompt that several tenants send, word for word"
+REQUEST = pb.GenerateRequest(text=PROMPT)
+MATCHABLE = len(PROMPT) - 1
+
+
+def as_tenant(name: str) -> Metadata:
+    return (("x-prefixmesh-tenant", name),)
+
+
+async def cached(worker: Worker, request: pb.GenerateRequest, metadata: Metadata) -> int:
+    return (await worker.generate(request, metadata)).started.cached_tokens.device
+
+
+async def test_a_tenant_hits_its_own_prefix_and_no_others() -> None:
+    """Warm within the tenant, cold for another: both, or caching off would pass (F48)."""
+    async with scripted_worker(ScriptedEngine()) as worker:
+        assert await cached(worker, REQUEST, as_tenant("acme")) == 0
+        assert await cached(worker, REQUEST, as_tenant("acme")) == MATCHABLE
+        assert await cached(worker, REQUEST, as_tenant("bolt")) == 0
+        assert await cached(worker, REQUEST, ()) == 0
+
+
+async def test_extra_key_narrows_within_the_tenant() -> None:
+    """A caller's key separates its own requests, and reaches no other tenant's (F46, F49)."""
+    async with scripted_worker(ScriptedEngine()) as worker:
+        keyed = pb.GenerateRequest(text=PROMPT, extra_key="acme")
+        assert await cached(worker, REQUEST, as_tenant("acme")) == 0
+        assert await cached(worker, keyed, as_tenant("acme")) == 0
+        assert await cached(worker, keyed, as_tenant("acme")) == MATCHABLE
+        for request in (keyed, REQUEST):
+            assert await cached(worker, request, as_tenant("bolt")) == 0
+        # ("ab", "c") and ("a", "bc") are different pairs.
+        assert await cached(worker, pb.GenerateRequest(text=PROMPT, extra_key="c"), as_tenant("ab")) == 0
+        assert await cached(worker, pb.GenerateRequest(text=PROMPT, extra_key="bc"), as_tenant("a")) == 0
+
+
+async def test_shared_isolation_is_one_trust_domain() -> None:
+    """What one tenant computed another finds, when the operator said so."""
+    async with scripted_worker(ScriptedEngine(), isolation="shared") as worker:
+        assert await cached(worker, REQUEST, as_tenant("acme")) == 0
+        assert await cached(worker, REQUEST, as_tenant("bolt")) == MATCHABLE
+
+
+async def test_unknown_fields_of_a_body_name_nobody() -> None:
+    """A tenant or namespace that a client puts in its message is ignored (F49)."""
+    forged = (
+        REQUEST.SerializeToString() + b"\xa2\x06\x04acme"
+    )  # field 100, as some other version might define it
+    async with scripted_worker(ScriptedEngine()) as worker:
+        assert await cached(worker, REQUEST, as_tenant("acme")) == 0
+        assert await cached(worker, pb.GenerateRequest.FromString(forged), as_tenant("bolt")) == 0
+
+
+async def test_a_ticket_says_it_all() -> None:
+    """Tenant, namespace and id come from the ticket; metadata and extra_key beside it count for nothing."""
+    engine = ScriptedEngine()
+    async with scripted_worker(engine) as worker:
+        metadata = (*worker.ticket(request_id="r-1", namespace=b"N" * 16), *as_tenant("bolt"))
+        answer = await worker.generate(pb.GenerateRequest(text="a", extra_key="mine"), metadata)
+    assert answer.started.request_id == "r-1"
+    assert answer.started.namespace_digest == (b"N" * 4).hex()
+    assert (engine.submitted[0].request_id, engine.submitted[0].namespace) == ("r-1", b"N" * 16)
+
+
+async def test_a_ticket_that_is_not_ours_is_refused() -> None:
+    """Forged, altered, for another life, doubled or empty: UNAUTHENTICATED, also on loopback, and never a fall-back (F49)."""
+    engine = ScriptedEngine()
+    async with scripted_worker(engine) as worker:
+        good = worker.ticket()[0][1]
+        assert isinstance(good, bytes)
+        notes = {
+            "another fleet's": worker.ticket(secret=fleet_secret.generate()),
+            "another life's": worker.ticket(incarnation=secrets.randbits(64)),
+            "altered": ((TICKET_METADATA, good[:1] + bytes([good[1] ^ 1]) + good[2:]),),
+            "empty": ((TICKET_METADATA, b""),),
+            "two": (*worker.ticket(), *worker.ticket(request_id="ticket-2")),
+            "cut": ((TICKET_METADATA, good[:-1]),),
+        }
+        for name, metadata in notes.items():
+            error = await failure_of(worker, REQUEST, (*metadata, *as_tenant("acme")))
+            assert isinstance(error, AuthenticationError), name
+        assert not engine.submitted
+        await worker.generate(REQUEST, worker.ticket())
+
+
+async def test_a_ticket_in_use_is_not_taken_twice() -> None:
+    """While its request runs, the same ticket is refused, and the request is not disturbed."""
+    engine = ScriptedEngine()
+    engine.hold_after_tokens = 1
+    async with scripted_worker(engine) as worker:
+        call = worker.inference.Generate(REQUEST, metadata=worker.ticket())
+        await call.read()
+        assert isinstance(await failure_of(worker, REQUEST, worker.ticket()), AuthenticationError)
+        engine.release()
+        assert (await rest_of(call))[-1].HasField("finished")
+
+
+async def test_beyond_loopback_only_tickets_count() -> None:
+    """Every method of a worker that others can reach refuses a call without a ticket."""
+    async with scripted_worker(ScriptedEngine(), host="0.0.0.0") as worker:
+        stub = worker.inference
+        assert isinstance(await failure_of(worker, REQUEST, as_tenant("acme")), AuthenticationError)
+        for call in (
+            stub.Tokenize(pb.TokenizeRequest(text="a"), metadata=as_tenant("acme")),
+            stub.ListModels(pb.ListModelsRequest()),
+            stub.Abort(pb.AbortRequest(request_id="x")),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        await worker.generate(REQUEST, worker.ticket())
+
+
+async def test_a_routers_abort_acts_for_the_ticket_s_tenant() -> None:
+    """Abort through a ticket reaches that tenant's requests and no others (F49)."""
+    engine = ScriptedEngine()
+    engine.hold_after_tokens = 1
+    async with scripted_worker(engine) as worker:
+        call = worker.inference.Generate(REQUEST, metadata=worker.ticket(tenant="acme", request_id="r-1"))
+        await call.read()
+        target = pb.AbortRequest(request_id="r-1")
+        await worker.inference.Abort(target, metadata=worker.ticket(tenant="bolt", request_id="a-1"))
+        assert engine.running == {"r-1"}
+        await worker.inference.Abort(target, metadata=worker.ticket(tenant="acme", request_id="a-2"))
+        await engine.until(lambda: not engine.running)
+
+
+async def test_a_bad_tenant_name_is_the_callers_error() -> None:
+    """A name beyond its limits is refused with the metadata's name."""
+    async with scripted_worker(ScriptedEngine()) as worker:
+        error = await failure_of(worker, REQUEST, as_tenant("x" * 200))
+    assert isinstance(error, InvalidRequestError)
+    assert error.field == "x-prefixmesh-tenant"
+
+
+@pytest.mark.parametrize("token", [None, "", "Bearer", "Bearer wrong", "Basic wrong"])
+async def test_control_calls_need_the_fleets_token(token: str | None) -> None:
+    """No token, a malformed and a wrong one are refused; a ticket is no substitute (F74)."""
+    async with scripted_worker(ScriptedEngine()) as worker:
+        credentials: Metadata = () if token is None else (("authorization", token),)
+        metadata = (*credentials, *worker.ticket())
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await worker.control.Describe(control_pb.DescribeRequest(), metadata=metadata)
+    assert isinstance(from_rpc_error(caught.value), AuthenticationError)
+
+
+async def test_describe_tells_what_a_router_needs() -> None:
+    """Identity, limits, versions, rates and the pool, from the engine's own figures."""
+    async with scripted_worker(ScriptedEngine(), worker_id="w-3") as worker:
+        told = await worker.control.Describe(control_pb.DescribeRequest(), metadata=worker.control_metadata())
+        assert (told.worker_id, told.incarnation) == ("w-3", worker.bound.incarnation)
+    assert (told.model, told.model_revision, told.context_length) == ("scripted", "rev-1", 1000)
+    assert (told.page_size, told.prefix_cache, told.max_total_tokens) == (1, "radix", 4000)
+    assert (told.protocol_version, told.fingerprint_version) == (1, 1)
+    assert (told.rates.prefill_tokens_per_s, told.rates.decode_step_ms) == (1000.0, 2.0)
+    assert (told.pool.total_pages, told.pool.free_pages) == (4000, 3993)
+    assert (told.pool.evictable_pages, told.pool.protected_pages) == (4, 3)
+    assert (told.max_running_requests, told.running_requests, told.queued_requests) == (8, 0, 0)
+    assert len(told.tokenizer_digest) == 32

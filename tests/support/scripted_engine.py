@@ -1,0 +1,226 @@
+"""An engine without a model: every answer is the text it was told, one token a byte, and it can wait, refuse and die.
+
+It is an ``EngineClient`` as the real ones are: requests sit in a table from submission to their last event, closing a stream
+early aborts, a dead engine fails every stream. Its cache is the longest common prefix with what it has seen in the namespace.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Final
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from prefixmesh.errors import PrefixmeshError, UnavailableError
+from prefixmesh.text.backend import byte_level_alphabet
+from prefixmesh.text.tokenizer import Tokenizer
+from prefixmesh.tokens import unpack
+from prefixmesh.worker.engine_client import RequestEvent
+from prefixmesh.worker.messages import (
+    Admitted,
+    Ended,
+    EndReason,
+    EngineInfo,
+    Refused,
+    Stats,
+    Submit,
+    TokensOut,
+)
+
+EOS: Final = 256
+VOCAB_SIZE: Final = 257
+CONTEXT_LENGTH: Final = 1000
+
+ADMISSION: Final = -1
+"""The place of admission among an answer's positions."""
+
+INFO: Final = EngineInfo(
+    model="scripted",
+    model_revision="rev-1",
+    vocab_size=VOCAB_SIZE,
+    context_length=CONTEXT_LENGTH,
+    page_size=1,
+    total_pages=4000,
+    max_total_tokens=4000,
+    max_running_requests=8,
+    prefix_cache="radix",
+    device="none",
+    dtype="float32",
+    eos_token_ids=(EOS,),
+    memory_sums="kv=0",
+)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A tokenizer whose ids are the bytes of UTF-8, and one end-of-turn token."""
+    vocabulary = byte_level_alphabet()
+    backend = tokenizers.Tokenizer(models.BPE(vocab=dict(vocabulary), merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("<|end|>", special=True)])
+    return Tokenizer(backend, bos_token_id=None, eos_token_ids=(EOS,), adds_bos=False, digest="bytes")
+
+
+class ScriptedEngine:
+    """See the module. Knobs may be turned at any time; ``release`` lets a held engine go on."""
+
+    def __init__(self, answer: str = "Hello, world.", *, info: EngineInfo = INFO) -> None:
+        self.answer = answer
+        self.info = info
+        self.tokens_per_step = 1
+        self.refusal: Refused | None = None
+        self.start_error: PrefixmeshError | None = None
+        self.failure = ""
+        """Ends every request in ``failed``, with this text."""
+
+        self.hold_admission = False
+        self.hold_after_tokens: int | None = None
+        self.submitted: list[Submit] = []
+        self.admitted: list[str] = []
+        self.aborted: list[str] = []
+        self.running: set[str] = set()
+        self.started = False
+        self.closed = asyncio.Event()
+        self._to_abort: set[str] = set()
+        self._seen: dict[bytes, list[bytes]] = {}
+        self._changed = asyncio.Event()
+
+    async def start(self) -> EngineInfo:
+        if self.start_error is not None:
+            raise self.start_error
+        self.started = True
+        return self.info
+
+    async def submit(self, command: Submit) -> AsyncGenerator[RequestEvent, None]:
+        self._check_alive()
+        self.submitted.append(command)
+        request_id = command.request_id
+        assert request_id not in self.running
+        if self.refusal is not None:
+            yield Refused(request_id=request_id, field=self.refusal.field, problem=self.refusal.problem)
+            return
+        self.running.add(request_id)
+        self._notify()
+        ended = False
+        try:
+            async for event in self._events(command):
+                ended = isinstance(event, Ended)
+                if ended:
+                    self.running.discard(request_id)
+                yield event
+        finally:
+            self.running.discard(request_id)
+            if not ended:
+                self.aborted.append(request_id)
+            self._notify()
+
+    def abort(self, request_id: str) -> None:
+        self._to_abort.add(request_id)
+        self._notify()
+
+    async def stats(self) -> Stats:
+        self._check_alive()
+        return Stats(
+            running=len(self.running),
+            queued=0,
+            total_pages=self.info.total_pages,
+            free_pages=self.info.total_pages - 7,
+            evictable_pages=4,
+            protected_pages=3,
+            prefill_tokens_per_s=1000.0,
+            decode_step_ms=2.0,
+            prompt_tokens=0,
+            cached_tokens=0,
+            double_releases=0,
+            steps=0,
+        )
+
+    async def flush(self) -> None:
+        self._seen.clear()
+
+    async def close(self) -> None:
+        self.closed.set()
+        self._notify()
+
+    def die(self) -> None:
+        """As if the engine's process had been killed."""
+        self.closed.set()
+        self._notify()
+
+    def release(self) -> None:
+        """Let everything that is held go on."""
+        self.hold_admission = False
+        self.hold_after_tokens = None
+        self._notify()
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+        """Wait until a condition on this engine's state holds; it is looked at after every change."""
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                await self._changed.wait()
+
+    async def _events(self, command: Submit) -> AsyncGenerator[RequestEvent, None]:
+        request_id = command.request_id
+        if await self._held(request_id, ADMISSION):
+            yield self._ended(request_id, "aborted", 0)
+            return
+        self.admitted.append(request_id)
+        self._notify()
+        yield Admitted(request_id=request_id, cached_tokens=self._match(command), queued_ms=1.0)
+        ids = self.answer.encode()
+        limit = min(len(ids), command.sampling.max_tokens)
+        position = 0
+        while position < limit:
+            if await self._held(request_id, position):
+                yield self._ended(request_id, "aborted", position)
+                return
+            step = tuple(ids[position : min(position + self.tokens_per_step, limit)])
+            yield TokensOut(request_id=request_id, position=position, token_ids=step)
+            position += len(step)
+        self._seen.setdefault(command.namespace, []).append(command.tokens)
+        if self.failure:
+            yield self._ended(request_id, "failed", position)
+        else:
+            yield self._ended(request_id, "stop" if limit == len(ids) else "length", position)
+
+    async def _held(self, request_id: str, position: int) -> bool:
+        """Wait while the request is held before a token (or admission); whether it was aborted meanwhile."""
+        while True:
+            await asyncio.sleep(0)
+            self._check_alive()
+            if request_id in self._to_abort:
+                return True
+            after = self.hold_after_tokens
+            if not (
+                self.hold_admission if position == ADMISSION else after is not None and position >= after
+            ):
+                return False
+            await self._changed.wait()
+
+    def _match(self, command: Submit) -> int:
+        prompt = unpack(command.tokens)
+        best = 0
+        for seen in map(unpack, self._seen.get(command.namespace, ())):
+            size = min(len(seen), len(prompt))
+            differs = (seen[:size] != prompt[:size]).nonzero()[0]
+            best = max(best, int(differs[0]) if len(differs) else size)
+        return min(best, len(prompt) - 1)
+
+    def _ended(self, request_id: str, reason: EndReason, completion_tokens: int) -> Ended:
+        return Ended(
+            request_id=request_id,
+            reason=reason,
+            completion_tokens=completion_tokens,
+            prefill_ms=2.0,
+            first_token_ms=3.0,
+            decode_ms=4.0,
+            error=self.failure,
+        )
+
+    def _check_alive(self) -> None:
+        if self.closed.is_set():
+            raise UnavailableError("the engine's process ended")
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
