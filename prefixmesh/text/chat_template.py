@@ -148,6 +148,10 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     intercepted_binops: ClassVar[frozenset[str]] = frozenset(["*", "**"])  # type: ignore[misc]
 
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+        """Refuse at once; jinja's own answer would print as nothing and only fail when used further."""
+        raise SecurityError(f"the template asks for the attribute {attribute!r} of a {type(obj).__name__}")
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Multiplication and power of bounded operands only."""
         if operator == "**" and (_size(left) > MAX_PRODUCT or _size(right) > MAX_EXPONENT):

@@ -83,7 +83,7 @@ class PromptBuilder:
             self._answers.remember(answer_key(namespace, built.history, answer_text), packed)
 
     def _text(self, text: str) -> BuiltPrompt:
-        self._refuse_too_long("text", text, allow_special=True)
+        self._refuse_too_long("text", [text], allow_special=True)
         ids = self._tokenizer.encode(text, allow_special=True, add_bos=True)
         if not ids and self._tokenizer.bos_token_id is not None:
             ids = [self._tokenizer.bos_token_id]
@@ -106,9 +106,7 @@ class PromptBuilder:
     def _chat(self, messages: Sequence[ChatMessage], namespace: Namespace) -> BuiltPrompt:
         if self._template is None:
             raise InvalidRequestError("chat", "this model has no chat template; send text or tokens.ids")
-        self._refuse_too_long(
-            CHAT_FIELD, "".join(message.content for message in messages), allow_special=False
-        )
+        self._refuse_too_long(CHAT_FIELD, [message.content for message in messages], allow_special=False)
         rendered = render_chat(self._template, messages)
         if rendered.spans is None:
             return self._chat_as_a_whole(rendered.text, messages)
@@ -191,20 +189,25 @@ class PromptBuilder:
                 field, f"the prompt has {count} tokens, the model's context at most {self._context_length}"
             )
 
-    def _refuse_too_long(self, field: str, text: str, *, allow_special: bool) -> None:
+    def _refuse_too_long(self, field: str, texts: Sequence[str], *, allow_special: bool) -> None:
         """Refuse text that cannot fit without tokenising it whole: by its length in bytes, then by a bounded probe."""
         context, per_token = self._context_length, self._tokenizer.max_bytes_per_token
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(field, f"not valid Unicode: {error.reason}") from error
-        if per_token is not None and size > context * per_token:
+        size, unit = sum(map(len, texts)), "characters"
+        too_long = per_token is not None and size > context * per_token
+        if not too_long:  # a character has at least a byte, so what is far too long is not even encoded
+            try:
+                size, unit = sum(len(text.encode()) for text in texts), "bytes"
+            except UnicodeEncodeError as error:
+                raise InvalidRequestError(field, f"not valid Unicode: {error.reason}") from error
+            too_long = per_token is not None and size > context * per_token
+        if too_long:
             raise InvalidRequestError(
                 field,
-                f"{size} bytes of text; the model's context of {context} tokens holds at most {context * per_token} bytes",
+                f"{size} {unit} of text; the model's context of {context} tokens holds at most "
+                f"{context * (per_token or 0)} bytes",
             )
         if size > context * PROBE_BYTES_PER_TOKEN and self._tokenizer.surely_exceeds(
-            text, context, allow_special=allow_special
+            "".join(texts), context, allow_special=allow_special
         ):
             raise InvalidRequestError(
                 field, f"{size} bytes of text have more tokens than the model's context of {context}"
