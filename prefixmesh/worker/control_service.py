@@ -23,7 +23,7 @@ class WorkerIdentity:
     worker_id: str
     incarnation: Incarnation
     tokenizer_digest: str
-    """Of the tokenizer and the chat template: a router must use the same."""
+    """A router must use the same tokenizer, since it sends tokens."""
 
 
 class WorkerControlService:

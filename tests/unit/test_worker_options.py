@@ -1,0 +1,76 @@
+"""The engine's flags: each is one field of its configuration, with that field's default and limits."""
+
+import dataclasses
+import subprocess
+import sys
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from prefixmesh.config import EngineConfig
+from prefixmesh.errors import ConfigError
+from prefixmesh.worker.options import engine_config_from, engine_options
+
+
+def parse(*arguments: str) -> EngineConfig:
+    found: list[EngineConfig] = []
+
+    @click.command()
+    @engine_options
+    def command(**values: Any) -> None:
+        found.append(engine_config_from(values))
+
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
+    assert result.exit_code == 0
+    return found[0]
+
+
+def test_no_flags_are_the_defaults() -> None:
+    """A flag's default cannot drift from its field's."""
+    assert parse() == EngineConfig()
+
+
+def test_every_field_has_its_flag() -> None:
+    """A setting that cannot be set from the command line is found here."""
+    changed = EngineConfig(
+        model="other",
+        dtype="bfloat16",
+        device="cpu",
+        page_size=16,
+        prefix_cache="hash",
+        mem_fraction_static=0.25,
+        max_total_tokens=4096,
+        max_running_requests=3,
+        max_queued_requests=4,
+        chunked_prefill_size=128,
+        schedule_policy="fcfs",
+        threads=2,
+    )
+    flags: list[str] = []
+    for field in dataclasses.fields(EngineConfig):
+        assert getattr(changed, field.name) != getattr(EngineConfig(), field.name)
+        flags += [f"--{field.name.replace('_', '-')}", str(getattr(changed, field.name))]
+    assert parse(*flags) == changed
+
+
+def test_disable_radix_cache_is_prefix_cache_off() -> None:
+    """The name engineers know does the same."""
+    assert parse("--disable-radix-cache") == parse("--prefix-cache", "off")
+
+
+def test_a_value_beyond_its_limit_is_a_config_error() -> None:
+    """The configuration's own checks hold for flags too."""
+    with pytest.raises(ConfigError, match="page_size"):
+        parse("--page-size", "3")
+
+
+def test_the_flags_need_no_torch() -> None:
+    """A command that only reads flags, or starts processes, does not pay for torch or Ray."""
+    code = (
+        "import sys, prefixmesh.worker.options, prefixmesh.worker.server, prefixmesh.worker.process_engine;"
+        "print([name for name in ('torch', 'ray', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
