@@ -1,0 +1,149 @@
+"""One request inside the engine: its tokens, its pages, its phase and its times. A record; the scheduler moves it.
+
+Who owns what, as half-open ranges. Tokens::
+
+    ids:    |<---- prompt ---->|<-- answer so far -->|  room up to max_tokens  |
+            0            prompt_tokens             length                 len(ids)
+    KV:     |<-------- computed -------->|.|
+            0                        computed
+
+While decoding ``computed == length - 1``: the last token was sampled, and its KV is written by the next step. Pages::
+
+    page_table: |<-- shared_pages -->|<---- private ---->|
+                0                shared_pages          pages
+    owner:      | the prefix cache,  | this request      |
+                | held by `receipt`  |                   |
+    freed by:   | the cache, after   | KvManager.release |
+                | the receipt's end  |                   |
+
+``KvManager.commit`` hands complete private pages to the cache and so moves ``shared_pages`` to the right; nothing moves it to
+the left but a release, after which the request owns nothing.
+"""
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+
+from prefixmesh import tokens
+from prefixmesh.cache.base import LockReceipt, PageIndices, RadixKey
+from prefixmesh.ids import Namespace
+from prefixmesh.worker.batch_plan import IntArray
+from prefixmesh.worker.messages import Ended, EndReason, EngineSampling, Submit
+
+_MS_PER_S = 1000.0
+
+
+class Phase(enum.Enum):
+    """``WAITING -> PREFILLING -> DECODING -> ENDED``; a running request may go to ``PREEMPTED`` and prefill again."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    PREEMPTED = "preempted"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """The mutable state of one request; see the module's drawing for the ranges."""
+
+    request_id: str
+    namespace: Namespace
+    sampling: EngineSampling
+    stop_ids: frozenset[int]
+    prompt_tokens: int
+    ids: IntArray
+    """Prompt and answer; as long as both together may become."""
+
+    length: int
+    """Tokens of ``ids`` that are known: the prompt and what was generated."""
+
+    arrived_at: float
+    phase: Phase = Phase.WAITING
+    computed: int = 0
+    """Tokens whose KV is complete."""
+
+    page_table: PageIndices
+    pages: int = 0
+    shared_pages: int = 0
+    receipt: LockReceipt | None = None
+    detached: bool = False
+    """The cache was flushed while this request shared pages with it: those pages may not be inserted again."""
+
+    matched_tokens: int = 0
+    """Tokens found in the cache at the last admission."""
+
+    passed_over: int = 0
+    """Later arrivals that were admitted before this one."""
+
+    admitted_at: float | None = None
+    """First admission; a resumption does not change it."""
+
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+
+    @classmethod
+    def from_submit(cls, command: Submit, *, page_size: int, now: float) -> "Request":
+        """A waiting request. The arrays are as long as it may become, and untouched memory costs nothing."""
+        prompt = tokens.unpack(command.tokens)
+        total = len(prompt) + command.sampling.max_tokens
+        ids = np.empty(total, dtype=np.int32)
+        ids[: len(prompt)] = prompt
+        return cls(
+            request_id=command.request_id,
+            namespace=Namespace(command.namespace),
+            sampling=command.sampling,
+            stop_ids=frozenset(command.sampling.stop_token_ids),
+            prompt_tokens=len(prompt),
+            ids=ids,
+            length=len(prompt),
+            arrived_at=now,
+            page_table=np.zeros(-(-total // page_size), dtype=np.int32),
+        )
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of the answer so far; also the index of the next one, which its randomness depends on."""
+        return self.length - self.prompt_tokens
+
+    @property
+    def private_pages(self) -> int:
+        """Pages that this request alone owns."""
+        return self.pages - self.shared_pages
+
+    def key(self, size_tokens: int) -> RadixKey:
+        """The first ``size_tokens`` tokens as the cache's key. O(size_tokens)."""
+        return RadixKey(self.namespace, self.ids[:size_tokens].tobytes())
+
+    def match_key(self, page_size: int) -> RadixKey:
+        """What may be matched: whole pages, and never the last token, since one must be computed for its logits."""
+        return self.key((self.length - 1) // page_size * page_size)
+
+    def append(self, token_id: int, now: float) -> None:
+        """Add one generated token. O(1)."""
+        self.ids[self.length] = token_id
+        self.length += 1
+        self.last_token_at = now
+        if self.first_token_at is None:
+            self.first_token_at = now
+
+    def ended_event(self, reason: EndReason, now: float, error: str = "") -> Ended:
+        """The last event. Spans that never began are 0."""
+        first, last, admitted = self.first_token_at, self.last_token_at, self.admitted_at
+        prefilled_at = now if first is None else first
+        return Ended(
+            request_id=self.request_id,
+            reason=reason,
+            completion_tokens=self.output_tokens,
+            prefill_ms=0.0 if admitted is None else (prefilled_at - admitted) * _MS_PER_S,
+            first_token_ms=0.0 if first is None else (first - self.arrived_at) * _MS_PER_S,
+            decode_ms=0.0 if first is None or last is None else (last - first) * _MS_PER_S,
+            error=error,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<Request {self.request_id} {self.phase.value}: {self.computed}/{self.length} tokens computed, "
+            f"{self.shared_pages} shared + {self.private_pages} private pages>"
+        )

@@ -1,0 +1,381 @@
+"""The scheduler: which requests compute what in the next step. A pure core; one loop owns it.
+
+Life of a step: ``next_step`` gives decoding requests the page they need (evicting, then preempting), goes on with prompts in
+chunks under a token budget, and admits who waits. The shell runs the step's plan, samples, and calls ``complete`` (or ``fail``).
+What callers must be told gathers, in order, until ``take_events``.
+
+Cached prefixes are matched and locked in one step; KV is offered to the cache only when it is complete, after each chunk, so
+that others share a long prompt while it is still being computed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from prefixmesh import tokens
+from prefixmesh.cache.base import PrefixCache
+from prefixmesh.cache.pages import PageAllocator
+from prefixmesh.config import SchedulePolicy
+from prefixmesh.errors import InvariantError
+from prefixmesh.worker.admission import AdmissionQueue, AdmissionRound, shared_tokens
+from prefixmesh.worker.batch_plan import BatchPlan
+from prefixmesh.worker.kv_manager import KvManager
+from prefixmesh.worker.messages import Admitted, EndReason, Event, Refused, Submit, TokensOut
+from prefixmesh.worker.plan_builder import StepPart, build_plan
+from prefixmesh.worker.request import Phase, Request
+
+UNCHUNKED_STEP_TOKENS: Final = 8192
+"""With chunking off, prompts join a step until it has so many tokens: activations need memory too."""
+
+_MS_PER_S = 1000.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerConfig:
+    """What the scheduler must know; the engine fills it from ``EngineConfig`` and the model."""
+
+    max_running_requests: int
+    max_queued_requests: int
+    chunked_prefill_size: int
+    """Most prompt tokens in one step; 0 computes each prompt whole."""
+
+    schedule_policy: SchedulePolicy
+    context_length: int
+    """Most tokens of prompt and answer together, by the model."""
+
+    vocab_size: int
+    shares_prefixes: bool = True
+    """False when the cache keeps nothing: then nobody waits for another one's prefix."""
+
+    hold_min_tokens: int = 32
+    """A request waits for another one's prefill when that will save it at least so many tokens; less is computed as fast."""
+
+    decode_room_tokens: int = 32
+    """An admission leaves every running request room to grow by so many tokens (or by what it may still generate): too little
+    preempts soon after, too much leaves the pool idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to compute now."""
+
+    parts: tuple[StepPart, ...]
+    plan: BatchPlan
+    sampled: tuple[Request, ...]
+    """The requests of the plan's ``logit_rows``, in that order."""
+
+    prefill_tokens: int
+    decoding: int
+    """How many of the parts decode."""
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill over one KV pool."""
+
+    def __init__(self, config: SchedulerConfig, allocator: PageAllocator, cache: PrefixCache) -> None:
+        self._config = config
+        self.kv = KvManager(allocator, cache)
+        self._queue = AdmissionQueue(config.schedule_policy, config.max_queued_requests)
+        self._running: list[Request] = []
+        self._requests: dict[str, Request] = {}
+        self._events: list[Event] = []
+        self._pages_short = False
+        """An admission failed for want of pages; asking again is idle until something is released."""
+
+        self.prompt_tokens = 0
+        """Prompt tokens of all requests at their first admission."""
+
+        self.cached_tokens = 0
+        """Those of them that were found in the cache."""
+
+    @property
+    def token_limit(self) -> int:
+        """Most tokens of prompt and answer together: the model's context, or the whole pool where that is less."""
+        return min(self._config.context_length, self.kv.total_pages * self.kv.page_size)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``next_step`` has anything to do."""
+        return bool(self._requests)
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """Admitted requests, in order of admission."""
+        return self._running
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for their first admission, or to resume."""
+        return len(self._queue)
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def submit(self, command: Submit, now: float) -> None:
+        """Queue a request, or refuse it at once: what can never fit, and one more than the queue holds.
+
+        A prompt of exactly ``token_limit`` tokens is served with ``max_tokens`` 0. O(prompt).
+        """
+        refusal = self._refusal(command)
+        if refusal is not None:
+            self._events.append(refusal)
+            return
+        request = Request.from_submit(command, page_size=self.kv.page_size, now=now)
+        self._requests[request.request_id] = request
+        self._queue.add(request)
+        self._pages_short = False  # it may need fewer pages than whoever was asked last
+
+    def abort(self, request_id: str, now: float) -> None:
+        """End a request in whatever phase it is; unknown and ended ones are ignored. What it computed stays cached."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._end(request, "aborted", now)
+
+    def next_step(self, now: float) -> Step | None:
+        """Decide the next step; None when there is nothing to compute. Every running request is in it at most once, and a
+        decoding one always. Cost O(running + window probes)."""
+        preempted = self._grow_decoders(now)
+        parts = [
+            StepPart(request, 1, True) for request in self._running if request.phase is Phase.DECODING
+        ]  # fmt: skip
+        decoding = len(parts)
+        budget = self._config.chunked_prefill_size or UNCHUNKED_STEP_TOKENS
+        for request in self._running:
+            if budget <= 0:
+                break
+            if request.phase is Phase.PREFILLING:
+                budget -= self._add_prefill(request, budget, parts)
+        if not preempted:
+            # Right after a preemption nobody is admitted: the pages just freed are for those who were short.
+            self._admit(budget, parts, now)
+        if not parts:
+            return None
+        return Step(
+            parts=tuple(parts),
+            plan=build_plan(parts, self.kv.page_size),
+            sampled=tuple(part.request for part in parts if part.samples),
+            prefill_tokens=sum(part.new_tokens for part in parts[decoding:]),
+            decoding=decoding,
+        )
+
+    def complete(
+        self, step: Step, next_tokens: Sequence[int], now: float, failures: dict[int, str] | None = None
+    ) -> None:
+        """Account for a computed step. ``next_tokens[i]`` is for ``step.sampled[i]``; ``failures`` maps such an ``i`` to what went
+        wrong with that one request. O(parts), and O(prompt) for each finished chunk."""
+        row = 0
+        for request, new_tokens, samples in step.parts:
+            index = row
+            row += samples
+            if request.phase is Phase.ENDED:
+                continue
+            if samples and failures and index in failures:
+                self._end(request, "failed", now, failures[index])
+                continue
+            request.computed += new_tokens
+            if request.phase is Phase.PREFILLING:
+                self.kv.commit(request, now)
+                if request.computed == request.length:
+                    request.phase = Phase.DECODING
+            if samples:
+                self._take_token(request, next_tokens[index], now)
+            elif request.phase is Phase.DECODING:
+                self._end(request, "length", now)  # max_tokens 0: the prompt alone was wanted
+
+    def fail(self, step: Step, error: str, now: float) -> None:
+        """End every request of a step that could not be computed; nothing of the step enters the cache."""
+        for part in step.parts:
+            if part.request.phase is not Phase.ENDED:
+                self._end(part.request, "failed", now, error)
+
+    def flush(self) -> None:
+        """Empty the prefix cache; running requests go on."""
+        self.kv.flush(self._running)
+        self._pages_short = False
+
+    def _refusal(self, command: Submit) -> Refused | None:
+        prompt_tokens, max_tokens = tokens.count(command.tokens), command.sampling.max_tokens
+        limit, vocab_size = self.token_limit, self._config.vocab_size
+        field = problem = ""
+        if command.request_id in self._requests:
+            field, problem = "request_id", "a request with this id is being served"
+        elif not prompt_tokens:
+            field, problem = "prompt", "the prompt must not be empty"
+        elif prompt_tokens > limit:
+            field, problem = "prompt", f"at most {limit} tokens allowed, got {prompt_tokens}"
+        elif prompt_tokens + max_tokens > limit:
+            field = "sampling.max_tokens"
+            problem = f"at most {limit - prompt_tokens} allowed for a prompt of {prompt_tokens} tokens, got {max_tokens}"
+        elif int(tokens.unpack(command.tokens).max()) >= vocab_size:
+            field, problem = "tokens.ids", f"ids must be below the vocabulary's size, {vocab_size}"
+        elif self._queue.full:
+            problem = f"{self._config.max_queued_requests} requests are waiting already"
+        return Refused(request_id=command.request_id, field=field, problem=problem) if problem else None
+
+    def _grow_decoders(self, now: float) -> bool:
+        """A page for every decoding request that stands at a page's end; returns whether that took a preemption."""
+        preempted = False
+        page_size = self.kv.page_size
+        short = [
+            request
+            for request in self._running
+            if request.phase is Phase.DECODING and request.computed == request.pages * page_size
+        ]
+        while not self.kv.extend(short):
+            victim = min(reversed(self._running), key=_loss)
+            self._preempt(victim, now)
+            preempted = True
+            if victim in short:
+                short.remove(victim)
+        return preempted
+
+    def _preempt(self, request: Request, now: float) -> None:
+        self.kv.release(request, keep=True, now=now)
+        self._running.remove(request)
+        request.phase = Phase.PREEMPTED
+        self._queue.put_back(request)
+        self._pages_short = False
+
+    def _add_prefill(self, request: Request, budget: int, parts: list[StepPart]) -> int:
+        remaining = request.length - request.computed
+        size = min(remaining, budget) if self._config.chunked_prefill_size else remaining
+        parts.append(StepPart(request, size, size == remaining and request.sampling.max_tokens > 0))
+        return size
+
+    def _admit(self, budget: int, parts: list[StepPart], now: float) -> None:
+        if not len(self._queue) or budget <= 0 or (self._pages_short and self._running):
+            return
+        admissions: AdmissionRound | None = None
+        room = 0
+        while budget > 0 and len(self._running) < self._config.max_running_requests and len(self._queue):
+            if admissions is None:
+                admissions = self._queue.open_round(self.kv.peek)
+                room = sum(self._growth_pages(running) for running in self._running)
+            request = admissions.pick(self._is_held)
+            if request is None:
+                return
+            growth = self._growth_pages(request)
+            if not self.kv.admit(request, room + growth, now):
+                self._pages_short = True
+                if self._running:
+                    return
+                # Alone in the pool and no room: pages are held by nobody the scheduler knows of.
+                self._end(request, "failed", now, "the KV pool has no room for this request")
+                admissions.took(request)
+                continue
+            admissions.took(request)
+            room += growth
+            self._start(request, now)
+            budget -= self._add_prefill(request, budget, parts)
+
+    def _start(self, request: Request, now: float) -> None:
+        self._queue.remove(request)
+        self._running.append(request)
+        request.phase = Phase.PREFILLING
+        if request.admitted_at is not None:
+            return
+        request.admitted_at = now
+        self.prompt_tokens += request.prompt_tokens
+        self.cached_tokens += request.matched_tokens
+        self._events.append(
+            Admitted(
+                request_id=request.request_id,
+                cached_tokens=request.matched_tokens,
+                queued_ms=(now - request.arrived_at) * _MS_PER_S,
+            )
+        )
+
+    def _is_held(self, candidate: Request, cached_tokens: int) -> bool:
+        """Whether a running prefill will soon offer much of what the candidate would compute itself. It is bounded: a prefill
+        advances in every step that has budget, and ``MAX_PASSED_OVER`` ends it for those whom others overtake."""
+        if not self._config.shares_prefixes:
+            return False
+        worth = self._config.hold_min_tokens
+        for other in self._running:
+            if other.phase is Phase.PREFILLING and other.length - other.computed >= worth:
+                shared = min(shared_tokens(candidate, other), candidate.length - 1)
+                if shared - max(other.computed, cached_tokens) >= worth:
+                    return True
+        return False
+
+    def _growth_pages(self, request: Request) -> int:
+        """Pages that a request will want soon, beyond those it owns or, while it waits, those for its known tokens."""
+        soon = min(request.length + self._config.decode_room_tokens, len(request.ids))
+        return max(0, self.kv.pages_for(soon) - (request.pages or self.kv.pages_for(request.length)))
+
+    def _take_token(self, request: Request, token_id: int, now: float) -> None:
+        if token_id in request.stop_ids:
+            self._end(request, "stop", now)
+            return
+        position = request.output_tokens
+        request.append(token_id, now)
+        self._events.append(
+            TokensOut(request_id=request.request_id, position=position, token_ids=(token_id,))
+        )
+        if request.length == len(request.ids):
+            self._end(request, "length", now)
+
+    def _end(self, request: Request, reason: EndReason, now: float, error: str = "") -> None:
+        if request.phase in (Phase.PREFILLING, Phase.DECODING):
+            # What failed may be wrong: only what was complete before is kept then.
+            self.kv.release(request, keep=reason != "failed", now=now)
+            self._running.remove(request)
+        else:
+            self._queue.remove(request)
+        request.phase = Phase.ENDED
+        del self._requests[request.request_id]
+        self._pages_short = False
+        self._events.append(request.ended_event(reason, now, error))
+
+    def check_invariants(self) -> None:
+        """Recompute the page sums and every request's ranges; raises InvariantError with the state printed. O(pool)."""
+        running = self._running
+        private = [request.page_table[request.shared_pages : request.pages] for request in running]
+        pages = np.concatenate(private) if private else np.zeros(0, dtype=np.int32)
+        self.kv.check_invariants(pages)
+        kv = self.kv
+        groups = {
+            "free + evictable + protected + private == total": kv.free_pages
+            + kv.evictable_pages
+            + kv.protected_pages
+            + len(pages)
+            == kv.total_pages,
+            "a private page has one owner": len(np.unique(pages)) == len(pages),
+            "running requests hold a lock and the pages of what is computed": all(
+                request.receipt is not None
+                and request.shared_pages * kv.page_size <= request.computed
+                and request.computed <= min(request.length, request.pages * kv.page_size)
+                for request in running
+            ),
+            "a decoding request lacks only its last token's KV": all(
+                request.computed == request.length - 1
+                for request in running
+                if request.phase is Phase.DECODING
+            ),
+            "nothing is protected when nobody runs": bool(running) or kv.protected_pages == 0,
+            "who waits owns nothing": all(
+                request.receipt is None and request.pages == 0 for request in self._queue.requests()
+            ),
+            "queue and batch are within their bounds": self._queue.check_bounds()
+            and len(running) <= self._config.max_running_requests,
+            "every request is in one place": len(running) + len(self._queue) == len(self._requests),
+        }
+        broken = [name for name, holds in groups.items() if not holds]
+        if broken:
+            raise InvariantError(f"broken: {'; '.join(broken)}; state: {self!r} {running!r}")
+
+    def __repr__(self) -> str:
+        kv = self.kv
+        return (
+            f"<Scheduler {len(self._running)} running, {len(self._queue)} queued | {kv.free_pages} free, "
+            f"{kv.evictable_pages} evictable, {kv.protected_pages} protected of {kv.total_pages} pages>"
+        )
+
+
+def _loss(request: Request) -> int:
+    """Tokens that a preemption may lose: what the request computed itself, since what it found others hold as well."""
+    return request.computed - request.matched_tokens
