@@ -47,6 +47,9 @@ MAX_INLINE_CHARS: Final = 4096
 """Prompts up to this size (about 2 ms of tokenising) are built on the event loop; longer ones in a thread, so that nobody
 else's tokens wait for them."""
 
+CHARS_PER_MESSAGE: Final = 32
+"""What a chat message costs besides its content, in characters: the template's own words and its rendering."""
+
 BUILD_THREADS: Final = 2
 """Threads that build long prompts: more would take the processor from the engine."""
 
@@ -137,7 +140,10 @@ class InferenceService:
         caller = self._callers.identify(context.invocation_metadata())
         prompt = codec.decode_tokenize(message)
         self._check_model(GenerateRequest(prompt=prompt, model=message.model))
-        built = await self._build(prompt, self._callers.namespace(caller, ""))
+        with self._calls.enter(
+            caller.request_id, caller.tenant
+        ):  # long prompts wait for threads: bounded, too
+            built = await self._build(prompt, self._callers.namespace(caller, ""))
         return pb.TokenizeResponse(ids=built.tokens)
 
     async def ListModels(  # noqa: N802  the service's own name
@@ -219,7 +225,7 @@ def _size_chars(prompt: Prompt) -> int:
         case TextPrompt(text=text):
             return len(text)
         case ChatPrompt(messages=messages):
-            return sum(len(message.content) for message in messages)
+            return sum(len(message.content) + CHARS_PER_MESSAGE for message in messages)
         case TokenPrompt():
             return 0  # nothing to tokenise
 

@@ -82,7 +82,7 @@ class ScriptedEngine:
         self.started = False
         self.closed = asyncio.Event()
         self._to_abort: set[str] = set()
-        self._seen: dict[bytes, list[bytes]] = {}
+        self._seen: dict[bytes, set[bytes]] = {}
         self._changed = asyncio.Event()
 
     async def start(self) -> EngineInfo:
@@ -177,7 +177,7 @@ class ScriptedEngine:
             step = tuple(ids[position : min(position + self.tokens_per_step, limit)])
             yield TokensOut(request_id=request_id, position=position, token_ids=step)
             position += len(step)
-        self._seen.setdefault(command.namespace, []).append(command.tokens)
+        self._seen.setdefault(command.namespace, set()).add(command.tokens)
         if self.failure:
             yield self._ended(request_id, "failed", position)
         else:
