@@ -1,6 +1,7 @@
 """The incremental detokenizer against the plain way: decode everything, then look for the stop strings."""
 
 import functools
+import itertools
 
 import pytest
 from hypothesis import given
@@ -31,6 +32,19 @@ def _first_stop(text: str, stop: list[str]) -> int | None:
         return None
     end, _, word = min(found)
     return end - len(word)
+
+
+def test_every_short_text_with_every_pair_of_short_stop_strings() -> None:
+    """Exhaustive over two letters, where stop strings overlap themselves and each other in every way."""
+    tokenizer = wrap(byte_level_backend())
+    words = ["".join(letters) for size in (1, 2, 3) for letters in itertools.product("ab", repeat=size)]
+    for letters in itertools.product("ab", repeat=6):
+        text = "".join(letters)
+        ids = tokenizer.encode_plain(text)
+        for stop in map(list, itertools.product(words, repeat=2)):
+            detokenizer = IncrementalDetokenizer(tokenizer, stop)
+            streamed = "".join(detokenizer.push([token_id]).text for token_id in ids) + detokenizer.finish()
+            assert streamed == text[: _first_stop(text, stop)]
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
