@@ -356,10 +356,14 @@ async def test_deltas_before_an_error_are_delivered(client: AnyClient, fake: Fak
 
 
 async def test_stream_that_just_stops_is_an_error(client: AnyClient, fake: FakeInference) -> None:
-    """A server that closes the stream without Finished has not answered."""
+    """A server that closes the stream without Finished has not answered: iterating does not just end either."""
     fake.events = (started(), delta(0, "half"))
     with pytest.raises(InternalError, match="ended before"):
         await client.generate("hello")
+    stream = await client.stream("hello")
+    assert (await stream.next()).text == "half"
+    with pytest.raises(InternalError, match="ended before"):
+        await stream.next()
 
 
 async def test_nobody_at_the_address(make_client: MakeClient) -> None:

@@ -94,9 +94,12 @@ def test_event_newer_than_this_client_is_passed_over() -> None:
     ids=["delta first", "end first", "started twice", "gap", "repeat", "after the end", "half an id"],
 )
 def test_broken_order_is_an_error_and_never_a_wrong_answer(responses: list[pb.GenerateResponse]) -> None:
-    """Lost, repeated or misplaced pieces raise."""
+    """Lost, repeated or misplaced pieces raise when they arrive."""
+    builder = AnswerBuilder(sent_at_s=0.0)
+    for response in responses[:-1]:
+        builder.add(response, now_s=0.0)
     with pytest.raises(InternalError):
-        fold(*responses)
+        builder.add(responses[-1], now_s=0.0)
 
 
 @pytest.mark.parametrize("responses", [[], [started()], [started(), delta(0, "a")]])
