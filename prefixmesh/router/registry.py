@@ -15,6 +15,11 @@ from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.load import WorkerLoad
 
 _NOT_ASKED: Final = "has not answered yet"
+_NO_HEALTH: Final = "has not said yet whether it is serving"
+_HEALTH_PROBLEMS: Final = {True: "", False: "says that it is not serving", None: _NO_HEALTH}
+PASSING_PROBLEMS: Final = frozenset({_NOT_ASKED, _NO_HEALTH})
+"""Problems that every worker has for a moment while the router gets to know it."""
+
 _SHOWN_PROBLEMS: Final = 4
 """Workers named in one error message."""
 
@@ -91,8 +96,8 @@ class WorkerEntry:
         self.facts: WorkerFacts | None = None
         """What it told last; None before its first answer. A ready worker has it."""
 
-        self.serving = False
-        """What its health service says."""
+        self.serving: bool | None = None
+        """What its health service says; None before it has said anything on this connection."""
 
         self.unreachable = _NOT_ASKED
         """Why it cannot be reached; empty when it can."""
@@ -183,7 +188,7 @@ class WorkerRegistry:
         """A worker did not answer: it is not ready from this moment until it is described again."""
         entry = self._entries.get(endpoint)
         if entry is not None:
-            entry.serving = False
+            entry.serving = None
             entry.unreachable = f"cannot be reached: {why}"
             self._review()
 
@@ -208,4 +213,4 @@ class WorkerRegistry:
         owner = owners.setdefault(facts.worker_id, entry.endpoint)
         if owner != entry.endpoint:
             return f"has the worker id {facts.worker_id!r} that {owner} has already; give each worker its own"
-        return self._expected.problem_of(facts) or ("" if entry.serving else "says that it is not serving")
+        return self._expected.problem_of(facts) or _HEALTH_PROBLEMS[entry.serving]

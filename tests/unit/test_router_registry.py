@@ -29,7 +29,9 @@ def test_worker_is_ready_once_it_answered_and_serves() -> None:
     registry = registry_with(A)
     assert "not answered" in problem(registry, A)
     registry.described(A, facts("w"))
-    assert "not serving" in problem(registry, A)
+    assert "whether it is serving" in problem(registry, A)
+    registry.health_changed(A, serving=False)
+    assert problem(registry, A) == "says that it is not serving"
     registry.health_changed(A, serving=True)
     assert [entry.endpoint for entry in registry.ready] == [A]
 

@@ -1,0 +1,131 @@
+"""``python -m prefixmesh.router``: one router on this machine, until a signal ends it."""
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import click
+
+from prefixmesh import paths
+from prefixmesh.cache.namespace import Isolation
+from prefixmesh.config import RouterConfig, RoutingPolicy
+from prefixmesh.errors import PrefixmeshError
+from prefixmesh.fleet_secret import FleetSecret, load_or_create
+from prefixmesh.router.server import RouterServer
+
+DEFAULT_GRACE_S: Final = 30.0
+"""Most answers end within it; what orchestrators give a process to stop."""
+
+_DEFAULTS: Final = RouterConfig(workers=("",))
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--worker",
+    "workers",
+    multiple=True,
+    required=True,
+    metavar="HOST:PORT",
+    help="A worker's address; once for each.",
+)
+@click.option(
+    "--model", default=_DEFAULTS.model, show_default=True, help="What the workers serve: a name or a path."
+)
+@click.option(
+    "--host", default=_DEFAULTS.host, show_default=True, help="Beyond loopback API keys are needed."
+)
+@click.option("--port", type=int, default=_DEFAULTS.port, show_default=True, help="0 takes a free port.")
+@click.option(
+    "--policy",
+    type=click.Choice(get_args(RoutingPolicy)),
+    default=_DEFAULTS.policy,
+    show_default=True,
+    help="How a worker is chosen; the others are there to compare cost with.",
+)
+@click.option(
+    "--spill-weight",
+    type=float,
+    default=_DEFAULTS.spill_weight,
+    show_default=True,
+    help="How much work added for others counts beside a request's own wait.",
+)
+@click.option(
+    "--block-size",
+    type=int,
+    default=_DEFAULTS.block_size,
+    show_default=True,
+    help="Tokens per block of the prefix tree.",
+)
+@click.option(
+    "--max-tree-blocks",
+    type=int,
+    default=_DEFAULTS.max_tree_blocks,
+    show_default=True,
+    help="Most blocks the prefix tree remembers.",
+)
+@click.option(
+    "--answer-memory-bytes",
+    type=int,
+    default=_DEFAULTS.answer_memory_bytes,
+    show_default=True,
+    help="Most bytes of recent answers' token ids kept for chats.",
+)
+@click.option(
+    "--api-keys-file",
+    type=click.Path(dir_okay=False),
+    help="Hashed API keys and their tenants; without it, loopback only.",
+)
+@click.option(
+    "--isolation",
+    type=click.Choice(get_args(Isolation)),
+    default=_DEFAULTS.isolation,
+    show_default=True,
+    help="tenant keeps tenants' KV apart; shared makes all callers one trust domain.",
+)
+@click.option(
+    "--fleet-secret-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The fleet's secret, made when missing.  [default: fleet_secret in ~/.prefixmesh]",
+)
+@click.option(
+    "--grace-s",
+    type=click.FloatRange(min=0),
+    default=DEFAULT_GRACE_S,
+    show_default=True,
+    help="Seconds that running answers may take to finish after SIGTERM or Ctrl-C.",
+)
+def main(fleet_secret_file: Path | None, grace_s: float, **settings: Any) -> None:
+    """Send each request to the worker that will answer it soonest, over gRPC."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        config = RouterConfig(**settings)
+        secret = load_or_create(fleet_secret_file or paths.fleet_secret_file())
+        asyncio.run(_serve(config, secret, grace_s))
+    except PrefixmeshError as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _serve(config: RouterConfig, secret: FleetSecret, grace_s: float) -> None:
+    """Until SIGTERM or SIGINT, at whatever point it comes."""
+    signalled = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled.set)
+    server = RouterServer(config, secret)
+    stop_wanted = asyncio.create_task(signalled.wait())
+    starting = asyncio.create_task(server.start())
+    await asyncio.wait({stop_wanted, starting}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait({starting})
+        return
+    bound = starting.result()
+    click.echo(f"prefixmesh router listening on {bound.address}")
+    await stop_wanted
+    await server.stop(grace_s)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m prefixmesh.router")

@@ -1,0 +1,39 @@
+"""The ``Router`` service: what operators ask of a router."""
+
+from prefixmesh.errors import AccessDeniedError
+from prefixmesh.proto.v1 import router_pb2 as pb
+from prefixmesh.router.registry import WorkerEntry
+from prefixmesh.router.routing import RouterCore
+from prefixmesh.rpc.identity import ApiKeys, identify
+from prefixmesh.rpc.status import AnyContext
+
+
+class OperatorService:
+    """Answers from the core's state. For administrators; on loopback without API keys, for everybody."""
+
+    def __init__(self, core: RouterCore, keys: ApiKeys | None) -> None:
+        self._core = core
+        self._keys = keys
+
+    async def ListWorkers(  # noqa: N802  the service's own name
+        self, message: pb.ListWorkersRequest, context: AnyContext
+    ) -> pb.ListWorkersResponse:
+        """All workers this router was given, as it sees them now."""
+        if not identify(context.invocation_metadata(), self._keys).is_admin:
+            raise AccessDeniedError("only an administrator's key may list the workers")
+        return pb.ListWorkersResponse(workers=[self._view(entry) for entry in self._core.registry])
+
+    def _view(self, entry: WorkerEntry) -> pb.WorkerView:
+        totals = entry.totals
+        return pb.WorkerView(
+            worker_id=entry.facts.worker_id if entry.facts else "",
+            address=entry.endpoint,
+            ready=entry.ready,
+            problem=entry.problem,
+            in_flight=entry.load.in_flight,
+            work_ms=entry.load.work_ms,
+            blocks=self._core.tree.count_blocks(entry.endpoint),
+            routed=totals.routed,
+            prompt_tokens=totals.prompt_tokens,
+            cached_tokens=totals.cached_tokens,
+        )

@@ -1,0 +1,94 @@
+"""One request's passage through one worker: what each frame of the stream teaches the core, and what the caller gets to see.
+
+It neither waits nor sends. Frames are serialised ``GenerateResponse`` messages: those with text pass as they came; the first gets
+the routing added, the last what only the router knows. However the passage ends, it settles exactly once.
+"""
+
+from typing import Final
+
+from prefixmesh.errors import InternalError
+from prefixmesh.ids import RequestId
+from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
+from prefixmesh.router.routing import Placement, RouterCore
+from prefixmesh.text.prompts import PromptBuilder
+from prefixmesh.tokens import unpack
+
+DELTA_TAG: Final = 0x12
+"""The first byte of a frame whose event is a Delta: field 2, length-delimited (protobuf encoding guide)."""
+
+
+class Passage:
+    """State of one attempt. Feed it every frame with ``on_frame``, and ``close`` it whatever happens."""
+
+    def __init__(
+        self,
+        *,
+        core: RouterCore,
+        placement: Placement,
+        prepared: PreparedRequest,
+        preparer: RequestPreparer,
+        prompts: PromptBuilder,
+        request_id: RequestId,
+    ) -> None:
+        self._core = core
+        self._placement = placement
+        self._prepared = prepared
+        self._preparer = preparer
+        self._prompts = prompts
+        self._request_id = request_id
+        self._answer_ids: list[bytes] = []
+        self._answer_text: list[str] = []
+        self._is_closed = False
+        self.is_finished = False
+        """Whether the worker has sent the stream's last message."""
+
+    def on_frame(self, frame: bytes) -> bytes:
+        """Take note of a frame; what to send on. O(frame), and O(answer) for the last."""
+        message = pb.GenerateResponse.FromString(frame)
+        if frame[:1] == bytes((DELTA_TAG,)):
+            self._on_delta(message.delta)
+            return frame
+        if message.HasField("started"):
+            self._on_started(message.started)
+        elif message.HasField("finished"):
+            self._on_finished(message.finished)
+        else:
+            return frame  # an event of a later protocol: not ours to drop
+        return message.SerializeToString()
+
+    def close(self) -> None:
+        """The passage is over; without a ``Finished`` before, it has failed."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._core.failed(self._placement)
+
+    def _on_started(self, started: pb.Started) -> None:
+        cached = started.cached_tokens.device + started.cached_tokens.host
+        self._core.accepted(self._placement, cached)
+        decision = self._placement.decision
+        started.request_id = self._request_id
+        started.routing.policy = self._core.policy
+        started.routing.predicted_cached_tokens = decision.matched_tokens
+        started.routing.predicted_first_token_ms = decision.cost.first_token_ms
+
+    def _on_delta(self, delta: pb.Delta) -> None:
+        if not self._answer_ids:
+            self._core.first_token(self._placement)
+        self._answer_ids.append(delta.token_ids)
+        self._answer_text.append(delta.text)
+
+    def _on_finished(self, finished: pb.Finished) -> None:
+        if self._is_closed:
+            raise InternalError("the worker ended the stream twice")
+        # Before the caller sees the end, so that its next turn finds what this one left.
+        self._is_closed = self.is_finished = True
+        answer_ids = b"".join(self._answer_ids)
+        self._core.finished(self._placement, self._preparer.name_answer(self._prepared, answer_ids))
+        finished.usage.retokenized_tokens = self._prepared.prompt.retokenized_tokens
+        self._prompts.remember(
+            self._prepared.namespace,
+            self._prepared.prompt,
+            "".join(self._answer_text),
+            unpack(answer_ids).tolist(),
+        )

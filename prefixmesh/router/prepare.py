@@ -1,0 +1,161 @@
+"""From a caller's message to what can be routed and sent: tokens, namespace, names of the blocks. Once per request, whatever
+number of workers it is tried on."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from prefixmesh.cache.fingerprint import block_fingerprints
+from prefixmesh.cache.namespace import Isolation, derive_namespace
+from prefixmesh.errors import InvalidRequestError
+from prefixmesh.ids import Fingerprint, Namespace, TenantId
+from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.requests import (
+    ChatPrompt,
+    GenerateRequest,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    resolve_max_tokens,
+)
+from prefixmesh.router.model import RouterModel
+from prefixmesh.router.routing import RouteRequest
+from prefixmesh.rpc.channel import MAX_MESSAGE_BYTES
+from prefixmesh.text.prompts import BuiltPrompt
+from prefixmesh.tokens import TOKEN_BYTES, count
+
+MAX_INLINE_CHARS: Final = 4096
+"""Prompts up to this size (about 2 ms of tokenising) are built on the event loop; longer ones in a thread, so that nobody else's
+tokens wait for them."""
+
+MAX_INLINE_TOKENS: Final = 64 * 1024
+"""The same for prompts that are tokens already, which need only be checked and named."""
+
+BUILD_THREADS: Final = 2
+"""Threads that build long prompts: tokenising is bound by the processor."""
+
+MAX_NAMED_BLOCKS: Final = 4096
+"""Blocks of one prompt that are named, from its start: 262,144 tokens of 64 a block. Walking them takes a few milliseconds of the
+event loop, and what two prompts share beyond that does not change a decision."""
+
+ENVELOPE_BYTES: Final = 64 * 1024
+"""Room in the message to a worker for what is not the prompt; sampling's own limits keep it below that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRequest:
+    """A request that can be routed, and sent to any worker."""
+
+    namespace: Namespace
+    prompt: BuiltPrompt
+    route: RouteRequest
+    wire: bytes
+    """The serialised message for a worker: the same request with its prompt as tokens."""
+
+
+class RequestPreparer:
+    """Prepares requests for one model. Call ``close`` when it is not used any more."""
+
+    def __init__(
+        self, model: RouterModel, *, namespace_key: bytes, isolation: Isolation, block_size: int
+    ) -> None:
+        self._model = model
+        self._namespace_key = namespace_key
+        self._isolation = isolation
+        self._block_size = block_size
+        self._builders = ThreadPoolExecutor(BUILD_THREADS, thread_name_prefix="prompt-builder")
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self._builders.shutdown(wait=False, cancel_futures=True)
+
+    async def prepare(
+        self, request: GenerateRequest, message: pb.GenerateRequest, tenant: TenantId, context_length: int
+    ) -> PreparedRequest:
+        """Build, name and serialise a request of ``tenant``; ``context_length`` is the longest that any worker offers now.
+
+        Raises InvalidRequestError, naming the field and the limit.
+        """
+        namespace = self.namespace(tenant, request.extra_key)
+        if _is_small(request.prompt):
+            return self._prepare(request, message, namespace, context_length)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._builders, self._prepare, request, message, namespace, context_length
+        )
+
+    async def tokenize(self, prompt: Prompt, tenant: TenantId) -> bytes:
+        """Packed tokens of a prompt, as Generate would see them for a caller without ``extra_key``."""
+        namespace = self.namespace(tenant, "")
+        if _is_small(prompt):
+            return self._model.prompts.build(prompt, namespace).tokens
+        loop = asyncio.get_running_loop()
+        built = await loop.run_in_executor(self._builders, self._model.prompts.build, prompt, namespace)
+        return built.tokens
+
+    def namespace(self, tenant: TenantId, extra_key: str) -> Namespace:
+        """Where the KV of a tenant's requests with this ``extra_key`` lives."""
+        return derive_namespace(
+            self._namespace_key,
+            tenant=tenant,
+            adapter_digest="",
+            model_revision=self._model.revision,
+            caller_key=extra_key,
+            isolation=self._isolation,
+        )
+
+    def name_answer(self, prepared: PreparedRequest, answer_ids: bytes) -> Sequence[Fingerprint]:
+        """Fingerprints of prompt and answer: the prompt's, continued. O(answer)."""
+        named = prepared.route.fingerprints
+        rest = prepared.prompt.tokens[len(named) * self._block_size * TOKEN_BYTES :]
+        if len(rest) >= self._block_size * TOKEN_BYTES:
+            return named  # longer than what is named at all
+        start = named[-1].to_bytes(8, "little") if named else prepared.namespace
+        # The last token was sampled and never computed: it has no KV yet.
+        computed = answer_ids[:-TOKEN_BYTES]
+        return [*named, *block_fingerprints(start, rest + computed, self._block_size)]
+
+    def _prepare(
+        self,
+        request: GenerateRequest,
+        message: pb.GenerateRequest,
+        namespace: Namespace,
+        context_length: int,
+    ) -> PreparedRequest:
+        prompt = self._model.prompts.build(request.prompt, namespace)
+        prompt_tokens, max_tokens = count(prompt.tokens), request.sampling.max_tokens
+        resolve_max_tokens(prompt_tokens, max_tokens, context_length)
+        if len(prompt.tokens) > MAX_MESSAGE_BYTES - ENVELOPE_BYTES:
+            raise InvalidRequestError(
+                "prompt",
+                f"{prompt_tokens} tokens take {len(prompt.tokens)} bytes; one message carries at most {MAX_MESSAGE_BYTES} "
+                f"bytes, {ENVELOPE_BYTES} of them for what is not the prompt",
+            )
+        named = prompt.tokens[: MAX_NAMED_BLOCKS * self._block_size * TOKEN_BYTES]
+        return PreparedRequest(
+            namespace=namespace,
+            prompt=prompt,
+            route=RouteRequest(
+                fingerprints=block_fingerprints(namespace, named, self._block_size),
+                prompt_tokens=prompt_tokens,
+                max_tokens=max_tokens,
+            ),
+            wire=pb.GenerateRequest(
+                request_id=message.request_id,
+                model=self._model.name,
+                tokens=pb.TokenPrompt(ids=prompt.tokens),
+                sampling=message.sampling if message.HasField("sampling") else None,
+            ).SerializeToString(),
+        )
+
+
+def _is_small(prompt: Prompt) -> bool:
+    match prompt:
+        case TextPrompt(text=text):
+            return len(text) <= MAX_INLINE_CHARS
+        case ChatPrompt(messages=messages):
+            return sum(len(message.content) for message in messages) <= MAX_INLINE_CHARS
+        case TokenPrompt(packed=packed):
+            return count(packed) <= MAX_INLINE_TOKENS

@@ -1,0 +1,214 @@
+"""A router as a whole: its model's text side, the links to the workers, the gRPC services, and their life from start to stop."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from prefixmesh.cache.fingerprint import FINGERPRINT_VERSION
+from prefixmesh.config import RouterConfig, describe
+from prefixmesh.errors import ConfigError
+from prefixmesh.fleet_secret import FleetSecret
+from prefixmesh.proto.codec import PROTOCOL_VERSION
+from prefixmesh.proto.v1 import inference_pb2, router_pb2
+from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.model import RouterModel, load_router_model
+from prefixmesh.router.operator_service import OperatorService
+from prefixmesh.router.policy import PolicyConfig
+from prefixmesh.router.prepare import RequestPreparer
+from prefixmesh.router.registry import Expected
+from prefixmesh.router.relay import Relay
+from prefixmesh.router.routing import RouterCore
+from prefixmesh.router.running import RunningRequests
+from prefixmesh.router.service import InferenceService
+from prefixmesh.router.workers import WorkerPool
+from prefixmesh.rpc.channel import join_address
+from prefixmesh.rpc.identity import ApiKeys, is_loopback
+from prefixmesh.rpc.server import add_service, make_server
+
+_log = logging.getLogger(__name__)
+
+FAREWELL_S: Final = 0.5
+"""How long requests that have been ended may take to tell their callers so."""
+
+INFERENCE: Final = inference_pb2.DESCRIPTOR.services_by_name["Inference"]
+ROUTER: Final = router_pb2.DESCRIPTOR.services_by_name["Router"]
+_SERVED_NAMES: Final = ("", INFERENCE.full_name, ROUTER.full_name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundRouter:
+    """A router that serves."""
+
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        """``host:port``."""
+        return join_address(self.host, self.port)
+
+
+class RouterServer:
+    """One life of one router: ``start``, then ``wait_closed`` or ``stop``. Not restartable.
+
+    ``model`` stands in for the configured one in tests.
+    """
+
+    def __init__(
+        self, config: RouterConfig, secret: FleetSecret, *, model: RouterModel | None = None
+    ) -> None:
+        """Raises ConfigError when the address may be reached from outside and no API keys guard it."""
+        if config.api_keys_file is None and not is_loopback(config.host):
+            raise ConfigError(
+                f"host {config.host} can be reached from other machines: give --api-keys-file, or bind to 127.0.0.1"
+            )
+        self._config = config
+        self._secret = secret
+        self._keys = ApiKeys.from_file(Path(config.api_keys_file)) if config.api_keys_file else None
+        self._model = model
+        self._health = health.aio.HealthServicer()
+        self._running = RunningRequests()
+        self._server: grpc.aio.Server | None = None
+        self._preparer: RequestPreparer | None = None
+        self._pool: WorkerPool | None = None
+        self._core: RouterCore | None = None
+        self._ready_changed = asyncio.Event()
+        self._telling_health: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._closed = asyncio.Event()
+
+    @property
+    def core(self) -> RouterCore:
+        """The decisions, once started."""
+        assert self._core is not None, "start() first"
+        return self._core
+
+    async def start(self) -> BoundRouter:
+        """Bind the port, load the model's text side, serve. Workers need not be there yet.
+
+        Leaves nothing behind when it fails or is cancelled. Raises ConfigError (a port that is taken), ModelFileError.
+        """
+        config = self._config
+        _log.info("router_starting config=%s", describe(config))
+        try:
+            # Bound first: a port that is taken should not cost the time of loading a model.
+            self._server = make_server()
+            port = _bind(self._server, config.host, config.port)
+            if self._model is None:
+                self._model = await asyncio.to_thread(load_router_model, config)
+            await self._serve(self._server, self._model)
+        except BaseException:
+            await self._release()
+            raise
+        _log.info("router_listening port=%d model=%s", port, self._model.name)
+        return BoundRouter(host=config.host, port=port)
+
+    def add_worker(self, address: str) -> bool:
+        """Route to this worker too; False when it is known already."""
+        assert self._pool is not None, "start() first"
+        return self._pool.add(Endpoint(address))
+
+    def remove_worker(self, address: str) -> bool:
+        """Route nothing more to this worker; its running streams end undisturbed. False when it is not known."""
+        assert self._pool is not None, "start() first"
+        return self._pool.remove(Endpoint(address))
+
+    async def stop(self, grace_s: float) -> None:
+        """Say NOT_SERVING and refuse new requests at once, let running ones finish for ``grace_s``, end the rest with UNAVAILABLE.
+
+        May be called again, also while another call is at it; the first one's grace holds.
+        """
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(grace_s))
+        await asyncio.shield(self._stopping)
+
+    async def wait_closed(self) -> None:
+        """Return once ``stop`` has done its work."""
+        await self._closed.wait()
+
+    async def _serve(self, server: grpc.aio.Server, model: RouterModel) -> None:
+        config = self._config
+        core = self._core = RouterCore(
+            Expected(
+                model_revision=model.revision,
+                tokenizer_digest=model.tokenizer_digest,
+                protocol_version=PROTOCOL_VERSION,
+                fingerprint_version=FINGERPRINT_VERSION,
+            ),
+            PolicyConfig(policy=config.policy, spill_weight=config.spill_weight),
+            block_size=config.block_size,
+            max_tree_blocks=config.max_tree_blocks,
+        )
+        pool = self._pool = WorkerPool(core, self._secret, self._ready_changed.set)
+        preparer = self._preparer = RequestPreparer(
+            model,
+            namespace_key=self._secret.namespace_key(),
+            isolation=config.isolation,
+            block_size=config.block_size,
+        )
+        relay = Relay(core=core, pool=pool, secret=self._secret, preparer=preparer, prompts=model.prompts)
+        inference = InferenceService(
+            core=core, model=model, keys=self._keys, preparer=preparer, relay=relay, running=self._running
+        )
+        add_service(server, INFERENCE, inference)
+        add_service(server, ROUTER, OperatorService(core, self._keys))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection(
+            (*_SERVED_NAMES[1:], health.SERVICE_NAME, reflection.SERVICE_NAME), server
+        )
+        await self._tell_health()
+        self._telling_health = asyncio.create_task(self._keep_telling_health())
+        for address in config.workers:
+            pool.add(Endpoint(address))
+        await server.start()
+
+    async def _keep_telling_health(self) -> None:
+        while True:
+            await self._ready_changed.wait()
+            self._ready_changed.clear()
+            await self._tell_health()
+
+    async def _tell_health(self) -> None:
+        """SERVING when at least one worker is ready."""
+        states = health_pb2.HealthCheckResponse
+        state = states.SERVING if self.core.registry.ready else states.NOT_SERVING
+        for name in _SERVED_NAMES:
+            await self._health.set(name, state)
+
+    async def _stop(self, grace_s: float) -> None:
+        _log.info("router_stopping running_requests=%d grace_s=%.1f", len(self._running), grace_s)
+        self._running.close("this router is stopping")
+        await self._health.enter_graceful_shutdown()
+        if not await self._running.wait_idle(grace_s):
+            _log.warning("router_grace_over running_requests=%d", len(self._running))
+        await self._release()
+        self._closed.set()
+        _log.info("router_stopped")
+
+    async def _release(self) -> None:
+        self._running.stop_all("this router is stopping")
+        await self._running.wait_idle(FAREWELL_S)
+        if self._server is not None:
+            await self._server.stop(FAREWELL_S)
+        if self._telling_health is not None:
+            self._telling_health.cancel()
+        if self._pool is not None:
+            await self._pool.close()
+        if self._preparer is not None:
+            self._preparer.close()
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    address = join_address(host, port)
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"cannot listen on {address}: the port is taken, or the address is not one of this machine"
+        ) from error

@@ -1,0 +1,99 @@
+"""The ``Inference`` service of a router: the very service a worker has, with a decision in between.
+
+A thin shell: who calls is ``rpc.identity``'s business, what is asked ``prepare``'s, where it goes the core's, and ``relay`` carries it
+there and back.
+"""
+
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Final
+
+from prefixmesh.cache.namespace import short_digest
+from prefixmesh.ids import RequestId
+from prefixmesh.proto import codec
+from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.router.model import RouterModel
+from prefixmesh.router.prepare import RequestPreparer
+from prefixmesh.router.relay import Relay
+from prefixmesh.router.routing import RouterCore
+from prefixmesh.router.running import RunningRequests
+from prefixmesh.rpc.identity import ApiKeys, identify
+from prefixmesh.rpc.status import AnyContext
+from prefixmesh.served_model import check_model
+
+_log = logging.getLogger(__name__)
+
+REQUEST_ID_BYTES: Final = 12
+"""Random bytes of a request id: nobody guesses one, none repeats."""
+
+
+class InferenceService:
+    """Serves ``Inference`` from a fleet of workers."""
+
+    def __init__(
+        self,
+        *,
+        core: RouterCore,
+        model: RouterModel,
+        keys: ApiKeys | None,
+        preparer: RequestPreparer,
+        relay: Relay,
+        running: RunningRequests,
+    ) -> None:
+        self._core = core
+        self._model = model
+        self._keys = keys
+        self._preparer = preparer
+        self._relay = relay
+        self._running = running
+
+    async def Generate(  # noqa: N802  the service's own name
+        self, message: pb.GenerateRequest, context: AnyContext
+    ) -> AsyncIterator[bytes]:
+        """Route a request, stream the answer back."""
+        caller = identify(context.invocation_metadata(), self._keys)
+        request = codec.decode_generate(message)
+        check_model(self._model.name, request.model, request.adapter)
+        with self._running.enter(RequestId(secrets.token_hex(REQUEST_ID_BYTES)), caller.tenant) as running:
+            if not self._core.registry.ready:
+                raise self._core.registry.no_worker_error()
+            prepared = await self._preparer.prepare(
+                request, message, caller.tenant, self._core.registry.context_length
+            )
+            _log.debug(
+                "request_prepared request_id=%s namespace=%s prompt_tokens=%d",
+                running.request_id,
+                short_digest(prepared.namespace),
+                prepared.route.prompt_tokens,
+            )
+            async with aclosing(self._relay.stream(prepared, running, context.time_remaining)) as frames:
+                async for frame in frames:
+                    yield frame
+
+    async def Abort(  # noqa: N802  the service's own name
+        self, message: pb.AbortRequest, context: AnyContext
+    ) -> pb.AbortResponse:
+        """Stop a running request of the caller's tenant; anything else is left alone, silently."""
+        caller = identify(context.invocation_metadata(), self._keys)
+        self._running.abort(RequestId(message.request_id), caller.tenant)
+        return pb.AbortResponse()
+
+    async def Tokenize(  # noqa: N802  the service's own name
+        self, message: pb.TokenizeRequest, context: AnyContext
+    ) -> pb.TokenizeResponse:
+        """Token ids of a prompt, as Generate would see them for a caller without ``extra_key``."""
+        caller = identify(context.invocation_metadata(), self._keys)
+        prompt = codec.decode_tokenize(message)
+        check_model(self._model.name, message.model)
+        return pb.TokenizeResponse(ids=await self._preparer.tokenize(prompt, caller.tenant))
+
+    async def ListModels(  # noqa: N802  the service's own name
+        self, message: pb.ListModelsRequest, context: AnyContext
+    ) -> pb.ListModelsResponse:
+        """The one model that is served here, with the longest context that a worker offers now."""
+        identify(context.invocation_metadata(), self._keys)
+        context_length = self._core.registry.context_length or self._model.context_length
+        model = pb.Model(name=self._model.name, revision=self._model.revision, context_length=context_length)
+        return pb.ListModelsResponse(models=[model])

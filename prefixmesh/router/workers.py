@@ -1,0 +1,233 @@
+"""The connections to the workers: who is there, how fast, and whether it may be sent anything.
+
+Each worker is followed by one task: it asks who is there (``Describe``), then watches its health and asks again at intervals. A
+connection that breaks, or a call that found the worker gone, ends the round at once; the next begins after a pause that
+grows. What is learned goes to the core; nothing is decided here.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from prefixmesh.cache.hash_cache import HASH_BLOCK_SIZE
+from prefixmesh.errors import PrefixmeshError, UnavailableError
+from prefixmesh.fleet_secret import FleetSecret
+from prefixmesh.ids import Incarnation, WorkerId
+from prefixmesh.proto.v1 import worker_control_pb2 as pb
+from prefixmesh.proto.v1 import worker_control_pb2_grpc
+from prefixmesh.router.cost import Rates
+from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.registry import PASSING_PROBLEMS, WorkerFacts
+from prefixmesh.router.routing import RouterCore
+from prefixmesh.rpc.channel import open_channel
+from prefixmesh.rpc.identity import AUTHORIZATION_METADATA
+from prefixmesh.rpc.status import from_rpc_error
+
+_log = logging.getLogger(__name__)
+
+DESCRIBE_INTERVAL_S: Final = 1.0
+"""How old a worker's measured rates may be."""
+
+DESCRIBE_TIMEOUT_S: Final = 3 * DESCRIBE_INTERVAL_S
+"""Three intervals: one late answer is not a dead worker."""
+
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 1.0
+"""Pauses between rounds double from the first to this, so that a worker that comes back is seen within a second or two."""
+
+GENERATE: Final = "/prefixmesh.v1.Inference/Generate"
+
+GenerateCall = grpc.aio.UnaryStreamCall[bytes, bytes]
+
+
+class WorkerLink:
+    """The connection to one worker. ``start`` it once; ``close`` lets running calls end first."""
+
+    def __init__(
+        self, endpoint: Endpoint, core: RouterCore, secret: FleetSecret, on_news: Callable[[Endpoint], None]
+    ) -> None:
+        self.endpoint = endpoint
+        self._core = core
+        self._on_news = on_news
+        self._channel = open_channel(endpoint)
+        self._control = worker_control_pb2_grpc.WorkerControlStub(self._channel)  # type: ignore[no-untyped-call]
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
+        # Bytes in, bytes out: most of a stream is passed on as it came.
+        self._generate: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(GENERATE)
+        self._metadata = ((AUTHORIZATION_METADATA, f"Bearer {secret.control_token()}"),)
+        self._suspected = asyncio.Event()
+        self._running_calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to follow the worker."""
+        self._task = asyncio.create_task(self._follow(), name=f"worker-link {self.endpoint}")
+
+    @contextmanager
+    def generate(
+        self, request: bytes, metadata: tuple[tuple[str, str | bytes], ...], timeout_s: float | None
+    ) -> Iterator[GenerateCall]:
+        """A Generate call, which is cancelled when the block is left before it has ended."""
+        self._running_calls += 1
+        self._idle.clear()
+        call = self._generate(request, metadata=metadata, timeout=timeout_s)
+        try:
+            yield call
+        finally:
+            call.cancel()  # of an ended call: nothing happens
+            self._running_calls -= 1
+            if not self._running_calls:
+                self._idle.set()
+
+    def suspect(self, why: str) -> None:
+        """A call found the worker gone: it gets nothing more until it has answered again, and is asked at once."""
+        self._core.unreachable(self.endpoint, why)
+        self._on_news(self.endpoint)
+        self._suspected.set()
+
+    async def describe(self) -> None:
+        """Ask who is there. Raises the error that the call ends with."""
+        try:
+            answer = await self._control.Describe(
+                pb.DescribeRequest(), metadata=self._metadata, timeout=DESCRIBE_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        if self._core.described(self.endpoint, facts_of(answer)):
+            _log.info("worker_new_life endpoint=%s incarnation=%016x", self.endpoint, answer.incarnation)
+        self._on_news(self.endpoint)
+
+    async def close(self) -> None:
+        """Stop following, wait until the running calls have ended, and close the connection."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        await self._idle.wait()
+        await self._channel.close()
+
+    async def _follow(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                await self.describe()
+                pause_s = FIRST_PAUSE_S
+                await _first_to_fail(self._describe_often(), self._watch_health(), self._until_suspected())
+            except PrefixmeshError as error:
+                self._core.unreachable(self.endpoint, str(error))
+                self._on_news(self.endpoint)
+            self._suspected.clear()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _describe_often(self) -> None:
+        while True:
+            await asyncio.sleep(DESCRIBE_INTERVAL_S)
+            await self.describe()
+
+    async def _watch_health(self) -> None:
+        serving = health_pb2.HealthCheckResponse.SERVING
+        try:
+            async for answer in self._health.Watch(health_pb2.HealthCheckRequest()):
+                self._core.health_changed(self.endpoint, serving=answer.status == serving)
+                self._on_news(self.endpoint)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        raise UnavailableError("it ended its health stream")
+
+    async def _until_suspected(self) -> None:
+        await self._suspected.wait()
+        raise UnavailableError("a request found it gone")
+
+
+class WorkerPool:
+    """The links to all workers. Owns which there are; what is known of them is the core's."""
+
+    def __init__(self, core: RouterCore, secret: FleetSecret, on_change: Callable[[], None]) -> None:
+        """``on_change`` is called whenever a worker's problem has changed."""
+        self._core = core
+        self._secret = secret
+        self._on_change = on_change
+        self._links: dict[Endpoint, WorkerLink] = {}
+        self._problems: dict[Endpoint, str] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def add(self, endpoint: Endpoint) -> bool:
+        """Follow a worker from now on; False when it is followed already. Needs a running event loop."""
+        if not self._core.add_worker(endpoint):
+            return False
+        link = self._links[endpoint] = WorkerLink(endpoint, self._core, self._secret, self._note_news)
+        link.start()
+        self._note_news(endpoint)
+        return True
+
+    def remove(self, endpoint: Endpoint) -> bool:
+        """Send a worker nothing more; its running streams end undisturbed. False when it is not known."""
+        if not self._core.remove_worker(endpoint):
+            return False
+        self._problems.pop(endpoint, None)
+        task = asyncio.create_task(self._links.pop(endpoint).close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        _log.info("worker_removed endpoint=%s", endpoint)
+        self._on_change()
+        return True
+
+    def link(self, endpoint: Endpoint) -> WorkerLink:
+        """The link to a worker that a decision has just named."""
+        return self._links[endpoint]
+
+    async def close(self) -> None:
+        """Stop following everyone and wait for the last running calls, which the caller has ended."""
+        for endpoint in list(self._links):
+            self.remove(endpoint)
+        await asyncio.gather(*self._closing)
+
+    def _note_news(self, endpoint: Endpoint) -> None:
+        entry = self._core.registry.get(endpoint)
+        if entry is None or self._problems.get(endpoint) == entry.problem:
+            return
+        self._problems[endpoint] = entry.problem
+        if entry.ready:
+            _log.info("worker_ready endpoint=%s worker_id=%s", endpoint, entry.name)
+        else:
+            level = logging.DEBUG if entry.problem in PASSING_PROBLEMS else logging.WARNING
+            _log.log(level, "worker_not_ready endpoint=%s problem=%r", endpoint, entry.problem)
+        self._on_change()
+
+
+def facts_of(answer: pb.DescribeResponse) -> WorkerFacts:
+    """What a worker's answer says, as the core reads it."""
+    match_units = {"radix": answer.page_size, "hash": HASH_BLOCK_SIZE}
+    return WorkerFacts(
+        worker_id=WorkerId(answer.worker_id),
+        incarnation=Incarnation(answer.incarnation),
+        model=answer.model,
+        model_revision=answer.model_revision,
+        tokenizer_digest=answer.tokenizer_digest,
+        protocol_version=answer.protocol_version,
+        fingerprint_version=answer.fingerprint_version,
+        context_length=answer.context_length,
+        max_running_requests=answer.max_running_requests,
+        match_unit=match_units.get(answer.prefix_cache, 0),
+        rates=Rates(answer.rates.prefill_tokens_per_s, answer.rates.decode_step_ms),
+    )
+
+
+async def _first_to_fail(*endless: Coroutine[Any, Any, None]) -> None:
+    """Run all until one raises, end the others, and raise its error."""
+    tasks = {asyncio.ensure_future(one) for one in endless}
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,281 @@
+"""A worker without a model: it speaks the real gRPC, answers what it is told, and can wait, refuse, go silent and die.
+
+Its cache is the longest common prefix with what it has computed in the namespace, its tokens depend on the prompt alone. Run as
+a program (``python -m tests.support.fake_worker --secret HEX --port N``) it is a process of its own, for measuring.
+"""
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+import grpc.aio
+import numpy as np
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from prefixmesh.cache.fingerprint import FINGERPRINT_VERSION
+from prefixmesh.cache.namespace import short_digest
+from prefixmesh.errors import AuthenticationError, InvalidRequestError, PrefixmeshError
+from prefixmesh.fleet_secret import FleetSecret
+from prefixmesh.ids import Incarnation
+from prefixmesh.proto import codec
+from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.proto.v1 import worker_control_pb2 as control
+from prefixmesh.requests import TokenPrompt
+from prefixmesh.rpc.identity import bearer_token
+from prefixmesh.rpc.server import add_service, make_server
+from prefixmesh.rpc.status import AnyContext
+from prefixmesh.ticket import TICKET_METADATA, Ticket, verify
+from prefixmesh.tokens import pack, unpack
+
+ANSWER_TOKENS = 4
+MODEL, REVISION, TOKENIZER_DIGEST = "tiny", "revision-1", "tokenizer-1"
+
+
+def deterministic_answer(tokens: bytes) -> list[int]:
+    """A few ids that depend on every token of the prompt."""
+    digest = hashlib.blake2b(tokens, digest_size=ANSWER_TOKENS).digest()
+    return [97 + byte % 26 for byte in digest]
+
+
+def common_prefix_tokens(one: bytes, other: bytes) -> int:
+    """Leading tokens that two packed sequences share."""
+    a, b = unpack(one), unpack(other)
+    shorter = min(len(a), len(b))
+    differs = np.flatnonzero(a[:shorter] != b[:shorter])
+    return int(differs[0]) if len(differs) else shorter
+
+
+@dataclass
+class Gate:
+    """Something that waits until it is opened; open from the start."""
+
+    _event: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: int = 0
+
+    def __post_init__(self) -> None:
+        self._event.set()
+
+    def shut(self) -> None:
+        self._event.clear()
+
+    def open(self) -> None:
+        self._event.set()
+
+    async def wait(self) -> None:
+        self.waiting += 1
+        try:
+            await self._event.wait()
+        finally:
+            self.waiting -= 1
+
+
+@dataclass(frozen=True)
+class Received:
+    """One Generate call as it arrived."""
+
+    ticket: Ticket
+    tokens: bytes
+    message: pb.GenerateRequest
+    time_left_s: float | None
+
+
+@dataclass
+class Script:
+    """What the worker does; may be changed at any time."""
+
+    answer: Callable[[bytes], Sequence[int]] = deterministic_answer
+    decode: Callable[[Sequence[int]], str] = lambda ids: "".join(chr(97 + i % 26) for i in ids)
+    error: PrefixmeshError | None = None
+    """Raised instead of an answer."""
+
+    before_start: Gate = field(default_factory=Gate)
+    before_delta: Gate = field(default_factory=Gate)
+    """Each delta but the first waits here."""
+
+    ends_early: bool = False
+    """End the stream with OK and no Finished."""
+
+    cached_tokens: int | None = None
+    """Told instead of what is true."""
+
+    model_revision: str = REVISION
+    tokenizer_digest: str = TOKENIZER_DIGEST
+    context_length: int = 100_000
+    prefill_tokens_per_s: float = 2000.0
+    decode_step_ms: float = 30.0
+    prefix_cache: str = "radix"
+
+
+class FakeWorker:
+    """See the module. ``start`` binds a free port (or the one it had), ``kill`` ends it like a crash."""
+
+    def __init__(self, secret: FleetSecret, worker_id: str = "w0", script: Script | None = None) -> None:
+        self.secret = secret
+        self.worker_id = worker_id
+        self.script = script or Script()
+        self.port = 0
+        self.incarnation = Incarnation(secrets.randbits(64))
+        self.received: list[Received] = []
+        self.running = 0
+        self.cancelled = 0
+        self.described = 0
+        self._seen: dict[bytes, list[bytes]] = {}
+        self._server: grpc.aio.Server | None = None
+        self.health = health.aio.HealthServicer()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> "FakeWorker":
+        self._server = make_server()
+        self.health = health.aio.HealthServicer()
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        add_service(self._server, pb.DESCRIPTOR.services_by_name["Inference"], self)
+        add_service(self._server, control.DESCRIPTOR.services_by_name["WorkerControl"], self)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
+        await self.health.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self._server.start()
+        return self
+
+    async def kill(self) -> None:
+        """Every connection breaks at once; what was cached is gone."""
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+        self._seen.clear()
+
+    async def restart(self) -> None:
+        """A new life at the same address."""
+        await self.kill()
+        self.incarnation = Incarnation(secrets.randbits(64))
+        await self.start()
+
+    async def set_serving(self, *, serving: bool) -> None:
+        states = health_pb2.HealthCheckResponse
+        await self.health.set("", states.SERVING if serving else states.NOT_SERVING)
+
+    async def Generate(
+        self, message: pb.GenerateRequest, context: AnyContext
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        ticket = self._ticket_of(context)
+        prompt = codec.decode_generate(message).prompt
+        assert isinstance(prompt, TokenPrompt), "a router sends tokens"
+        tokens = prompt.packed
+        self.received.append(Received(ticket, tokens, message, context.time_remaining()))
+        self.running += 1
+        finished = False
+        try:
+            if self.script.error is not None:
+                raise self.script.error
+            await self.script.before_start.wait()
+            cached = self._cache(ticket.namespace, tokens)
+            yield pb.GenerateResponse(started=self._started(ticket, tokens, cached))
+            answer = self._limited(message, self.script.answer(tokens))
+            for position, token_id in enumerate(answer):
+                if position:
+                    await self.script.before_delta.wait()
+                delta = pb.Delta(
+                    position=position, token_ids=pack([token_id]), text=self.script.decode([token_id])
+                )
+                yield pb.GenerateResponse(delta=delta)
+            self._cache(ticket.namespace, tokens + pack(answer[:-1]))
+            finished = True
+            if not self.script.ends_early:
+                usage = pb.Usage(
+                    prompt_tokens=len(tokens) // 4,
+                    cached_tokens=pb.CachedTokens(device=cached),
+                    completion_tokens=len(answer),
+                )
+                yield pb.GenerateResponse(finished=pb.Finished(reason=pb.FINISH_REASON_LENGTH, usage=usage))
+        finally:
+            self.running -= 1
+            if not finished and self.script.error is None:
+                self.cancelled += 1
+
+    async def Describe(
+        self, request: control.DescribeRequest, context: AnyContext
+    ) -> control.DescribeResponse:
+        if bearer_token(dict(context.invocation_metadata() or ())) != self.secret.control_token():
+            raise AuthenticationError("wrong control token")
+        self.described += 1
+        script = self.script
+        return control.DescribeResponse(
+            worker_id=self.worker_id,
+            incarnation=self.incarnation,
+            model=MODEL,
+            model_revision=script.model_revision,
+            tokenizer_digest=script.tokenizer_digest,
+            context_length=script.context_length,
+            page_size=1,
+            prefix_cache=script.prefix_cache,
+            max_running_requests=64,
+            protocol_version=codec.PROTOCOL_VERSION,
+            fingerprint_version=FINGERPRINT_VERSION,
+            rates=control.Rates(
+                prefill_tokens_per_s=script.prefill_tokens_per_s, decode_step_ms=script.decode_step_ms
+            ),
+        )
+
+    async def Abort(self, message: pb.AbortRequest, context: AnyContext) -> pb.AbortResponse:
+        raise AssertionError("a router aborts by cancelling its call")
+
+    async def Tokenize(self, message: pb.TokenizeRequest, context: AnyContext) -> pb.TokenizeResponse:
+        raise AssertionError("a router tokenises by itself")
+
+    async def ListModels(self, message: pb.ListModelsRequest, context: AnyContext) -> pb.ListModelsResponse:
+        raise AssertionError("a router knows its model")
+
+    def _ticket_of(self, context: AnyContext) -> Ticket:
+        notes = [v for name, v in context.invocation_metadata() or () if name == TICKET_METADATA]
+        if len(notes) != 1 or not isinstance(notes[0], bytes):
+            raise AuthenticationError("one ticket is needed")
+        return verify(notes[0], self.secret, self.incarnation)
+
+    def _started(self, ticket: Ticket, tokens: bytes, cached: int) -> pb.Started:
+        told = cached if self.script.cached_tokens is None else self.script.cached_tokens
+        return pb.Started(
+            request_id=ticket.request_id,
+            worker_id=self.worker_id,
+            model=MODEL,
+            prompt_tokens=len(tokens) // 4,
+            cached_tokens=pb.CachedTokens(device=told),
+            namespace_digest=short_digest(ticket.namespace),
+            seed=7,
+        )
+
+    def _cache(self, namespace: bytes, tokens: bytes) -> int:
+        """Tokens of ``tokens`` that were computed before in this namespace; now all of them are."""
+        if self.script.prefix_cache == "off":
+            return 0
+        seen = self._seen.setdefault(namespace, [])
+        longest = max((common_prefix_tokens(old, tokens) for old in seen), default=0)
+        seen.append(tokens)
+        return min(longest, len(tokens) // 4 - 1)
+
+    def _limited(self, message: pb.GenerateRequest, ids: Sequence[int]) -> list[int]:
+        if not message.HasField("sampling") or not message.sampling.HasField("max_tokens"):
+            return list(ids)
+        if message.sampling.max_tokens < 0:
+            raise InvalidRequestError("sampling.max_tokens", "must not be negative")
+        return list(ids)[: message.sampling.max_tokens]
+
+
+async def _main(secret_hex: str, port: int) -> None:
+    worker = FakeWorker(FleetSecret(bytes.fromhex(secret_hex)))
+    worker.port = port
+    await worker.start()
+    print(worker.address, flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--secret", required=True)
+    parser.add_argument("--port", type=int, default=0)
+    arguments = parser.parse_args()
+    asyncio.run(_main(arguments.secret, arguments.port))
