@@ -1,8 +1,10 @@
 """The Llama forward pass over a ragged batch: embedding, RMSNorm, RoPE, paged attention, SwiGLU, logits.
 
 All sequences' new tokens are rows of one matrix; only attention knows where one sequence ends. Architecture: Touvron et al.,
-"LLaMA" (2023); the order of operations and roundings follows Hugging Face's implementation, except that rotation is done
-in float32.
+"LLaMA" (2023); the order of operations follows Hugging Face's implementation.
+
+In bfloat16 the products are bfloat16, but the residual stream, the norms and the rotation are float32: it costs next to nothing
+and halves the error of the logits (SmolLM2-135M: rms against float32 0.10-0.19 with a bfloat16 stream, 0.04-0.10 so).
 """
 
 from dataclasses import dataclass
@@ -49,17 +51,18 @@ class Llama:
 
         ``attention`` must have prepared the same plan.
         """
-        weights, eps = self._weights, self._config.rms_norm_eps
+        weights = self._weights
         angles = self._rope.at(step.positions)
-        hidden = functional.embedding(step.token_ids, weights.embedding)
+        hidden = functional.embedding(step.token_ids, weights.embedding).float()
         for index, layer in enumerate(weights.layers):
-            normed = functional.rms_norm(hidden, layer.attention_norm.shape, layer.attention_norm, eps)
+            normed = self._norm(hidden, layer.attention_norm)
             hidden += self._attend(index, layer, normed, angles, step.out_slots, attention)
-            normed = functional.rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps)
-            hidden += _feed_forward(layer, normed)
-        wanted = hidden[step.logit_rows]
-        normed = functional.rms_norm(wanted, weights.final_norm.shape, weights.final_norm, eps)
-        return weights.lm_head(normed).float()
+            hidden += _feed_forward(layer, self._norm(hidden, layer.mlp_norm))
+        return weights.lm_head(self._norm(hidden[step.logit_rows], weights.final_norm)).float()
+
+    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        normed = functional.rms_norm(hidden, weight.shape, weight, self._config.rms_norm_eps)
+        return normed.to(self._weights.embedding.dtype)
 
     def _attend(
         self,

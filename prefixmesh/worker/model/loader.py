@@ -107,17 +107,17 @@ class _Assembler:
         return LlamaWeights(
             embedding=embedding,
             layers=layers,
-            final_norm=self._tensor([_FINAL_NORM]),
+            final_norm=self._norm(_FINAL_NORM),
             lm_head=self._head(embedding),
         )
 
     def _layer(self, prefix: str) -> LayerWeights:
         attention = [f"{prefix}self_attn.{x}_proj" for x in "qkv"]
         return LayerWeights(
-            attention_norm=self._tensor([prefix + "input_layernorm.weight"]),
+            attention_norm=self._norm(prefix + "input_layernorm.weight"),
             qkv=self._linear(attention),
             attention_out=self._linear([prefix + "self_attn.o_proj"]),
-            mlp_norm=self._tensor([prefix + "post_attention_layernorm.weight"]),
+            mlp_norm=self._norm(prefix + "post_attention_layernorm.weight"),
             gate_up=self._linear([prefix + "mlp.gate_proj", prefix + "mlp.up_proj"]),
             down=self._linear([prefix + "mlp.down_proj"]),
         )
@@ -134,11 +134,14 @@ class _Assembler:
         bias = self._tensor(biases) if has_bias else None
         return make_linear(self._tensor([f"{module}.weight" for module in modules]), bias)
 
-    def _tensor(self, names: Sequence[str]) -> torch.Tensor:
+    def _norm(self, name: str) -> torch.Tensor:
+        return self._tensor([name], torch.float32)
+
+    def _tensor(self, names: Sequence[str], dtype: torch.dtype | None = None) -> torch.Tensor:
         """The named tensors, one below the other, as one."""
         shapes = [self._source.shapes[name] for name in names]
         rows = sum(shape[0] for shape in shapes)
-        out = torch.empty((rows, *shapes[0][1:]), dtype=self._dtype, device=self._device)
+        out = torch.empty((rows, *shapes[0][1:]), dtype=dtype or self._dtype, device=self._device)
         start = 0
         for name, shape in zip(names, shapes, strict=True):
             self._source.read_into(name, out[start : start + shape[0]])

@@ -12,7 +12,7 @@ class LayerWeights:
     """One decoder layer. Query, key and value are one product, gate and up another."""
 
     attention_norm: torch.Tensor
-    """[hidden_size]"""
+    """[hidden_size] float32"""
 
     qkv: Linear
     """hidden_size -> (num_heads + 2 * num_kv_heads) * head_dim: queries, then keys, then values."""
@@ -21,7 +21,7 @@ class LayerWeights:
     """num_heads * head_dim -> hidden_size"""
 
     mlp_norm: torch.Tensor
-    """[hidden_size]"""
+    """[hidden_size] float32"""
 
     gate_up: Linear
     """hidden_size -> 2 * intermediate_size: gate, then up."""
@@ -38,14 +38,14 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class LlamaWeights:
-    """A whole model's weights, on one device, in one dtype."""
+    """A whole model's weights, on one device; matrices in one dtype, norms in float32."""
 
     embedding: torch.Tensor
     """[vocab_size, hidden_size]"""
 
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
-    """[hidden_size]"""
+    """[hidden_size] float32"""
 
     lm_head: Linear
     """hidden_size -> vocab_size. With tied embeddings it shares the embedding's storage where the plain layout is used; a

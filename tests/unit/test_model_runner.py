@@ -1,0 +1,105 @@
+"""The runner on a tiny model: what comes back, what is written, what is measured."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from prefixmesh.config import EngineConfig
+from prefixmesh.errors import ConfigError
+from prefixmesh.model_files.source import resolve_model
+from prefixmesh.worker.model.device import resolve_device, resolve_dtype
+from prefixmesh.worker.model.open_model import OpenedModel, open_model
+from tests.support.plans import GreedyDriver, PagedSequence, Piece, make_plan
+
+
+def opened(folder: Path, **settings: object) -> OpenedModel:
+    engine = EngineConfig(**({"dtype": "float32", "device": "cpu", "max_total_tokens": 1024} | settings))  # type: ignore[arg-type]
+    return open_model(resolve_model(str(folder)), engine)
+
+
+def test_logits_come_only_for_the_rows_asked_for(tiny_model_folder: Path) -> None:
+    """A chunk that samples nothing costs no logits; rows come in the plan's order, in float32."""
+    runner = opened(tiny_model_folder).runner
+    first = PagedSequence(tokens=[5, 6, 7], pages=[3, 9, 1])
+    second = PagedSequence(tokens=[8, 9], pages=[4, 2])
+    none = runner.forward(make_plan([Piece(first, 3, wants_logits=False)], 1))
+    assert none.shape == (0, 512)
+    both = runner.forward(make_plan([Piece(first, 3), Piece(second, 2)], 1))
+    assert both.shape == (2, 512)
+    assert both.dtype == torch.float32
+    alone = runner.forward(make_plan([Piece(second, 2)], 1))
+    torch.testing.assert_close(both[1:], alone, atol=1e-4, rtol=0)
+
+
+def test_kv_is_written_only_where_the_plan_says(tiny_model_folder: Path) -> None:
+    """Other slots keep what they held."""
+    runner = opened(tiny_model_folder).runner
+    runner.pool.storage.fill_(3.0)
+    sequence = PagedSequence(tokens=[5, 6, 7], pages=[30, 90, 10])
+    runner.forward(make_plan([Piece(sequence, 3)], 1))
+    touched = (runner.pool.storage != 3.0).flatten(3).any(-1).all(1).all(0)
+    assert np.flatnonzero(touched.numpy()).tolist() == [10, 30, 90]
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_equal_prompts_answer_equally_cold_warm_chunked_and_batched(
+    tiny_model_folder: Path, page_size: int
+) -> None:
+    """The answer does not depend on what else is in the batch, what was cached, or how the prompt was cut (F44, F42)."""
+    runner = opened(tiny_model_folder, page_size=page_size, max_total_tokens=4096).runner
+    rng = np.random.default_rng(page_size)
+    prompts = [rng.integers(3, 512, length).tolist() for length in (1, 15, 16, 17, 33, 100)]
+    driver = GreedyDriver(runner)
+    expected = [driver.answer([prompt], 8)[0].tokens for prompt in prompts]
+    for chunk, warm in ((0, 0.0), (7, 0.0), (0, 0.9), (16, 0.5)):
+        assert [a.tokens for a in driver.answer(prompts, 8, chunk=chunk, warm_share=warm)] == expected
+
+
+def test_profile_measures_something_and_the_sums_are_told(tiny_model_folder: Path) -> None:
+    """Rates are positive; progress tells the sums; the smallest pool there can be is still measured."""
+    lines: list[str] = []
+    model = open_model(
+        resolve_model(str(tiny_model_folder)), EngineConfig(max_total_tokens=1, device="cpu"), lines.append
+    )
+    assert model.rates.prefill_tokens_per_s > 0
+    assert model.rates.decode_step_ms > 0
+    assert model.runner.pool.total_tokens == 1
+    assert lines[-1] == model.sums.describe()
+
+
+def test_threads_are_set_only_when_asked(tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread count belongs to the whole process."""
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    opened(tiny_model_folder)
+    opened(tiny_model_folder, threads=1)
+    assert asked == [1]
+
+
+def test_devices_that_are_not_there_are_refused() -> None:
+    """The message names the setting."""
+    for name in ("cuda:99", "tpu", "meta"):
+        with pytest.raises(ConfigError, match="device"):
+            resolve_device(name)
+    assert resolve_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        ({"avx512_bf16": True}, torch.bfloat16),
+        ({"avx512_bf16": False, "avx2": True}, torch.float32),
+        ({}, torch.float32),
+    ],
+)
+def test_auto_dtype_follows_what_the_cpu_can_do(
+    features: dict[str, bool], expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bfloat16 only where it is computed, not emulated; a named dtype is taken as it is."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
+    cpu = torch.device("cpu")
+    assert resolve_dtype("auto", cpu) == expected
+    assert resolve_dtype("bfloat16", cpu) == torch.bfloat16
+    assert resolve_dtype("float32", cpu) == torch.float32
