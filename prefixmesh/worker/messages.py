@@ -142,7 +142,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 Event = Admitted | TokensOut | Ended | Refused | Stats
 
 
-class StepEvents(msgspec.Struct, frozen=True, kw_only=True):
+class StepEvents(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Everything that one step of the engine has to tell."""
 
     events: list[Event]

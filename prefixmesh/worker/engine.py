@@ -1,0 +1,131 @@
+"""The engine's core: one scheduler, one model runner, and what ties a step of them together.
+
+It runs on whatever thread drives it, and is never called from two. An error in a step is the step's: its requests end as
+``failed``, everything they held is released, and the engine goes on.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from prefixmesh.errors import InternalError
+from prefixmesh.worker.batch_plan import BatchPlan
+from prefixmesh.worker.engine_rates import EngineRates
+from prefixmesh.worker.messages import Abort, EngineInfo, Event, Flush, GetStats, Stats, Submit
+from prefixmesh.worker.sampling import sample
+from prefixmesh.worker.scheduler import Scheduler, Step
+
+logger = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """What computes a plan: ``worker.model.runner.ModelRunner``, or a fake."""
+
+    def forward(self, plan: BatchPlan) -> torch.Tensor:
+        """Write the new tokens' KV and return logits [R, vocab] float32 of the plan's ``logit_rows``."""
+        ...
+
+
+class EngineCore:
+    """Submit, abort, step: everything a worker's engine does, without a thread or a socket."""
+
+    def __init__(
+        self,
+        *,
+        info: EngineInfo,
+        scheduler: Scheduler,
+        runner: Runner,
+        rates: EngineRates | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.info = info
+        self._scheduler = scheduler
+        self._runner = runner
+        self._rates = rates or EngineRates()
+        self._clock = clock
+        self._steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is waiting or running."""
+        return self._scheduler.has_work
+
+    def handle(self, command: Submit | Abort | GetStats | Flush, now: float) -> list[Event]:
+        """Take one command as it came from a front."""
+        match command:
+            case Submit():
+                return self.submit(command, now)
+            case Abort(request_id=request_id):
+                return self.abort(request_id, now)
+            case Flush():
+                self.flush()
+                return []
+            case GetStats():
+                return [self.stats()]
+
+    def submit(self, command: Submit, now: float) -> list[Event]:
+        """Queue a request; the events say at once when it is refused."""
+        self._scheduler.submit(command, now)
+        return self._scheduler.take_events()
+
+    def abort(self, request_id: str, now: float) -> list[Event]:
+        """End a request in whatever state it is; unknown ids are ignored."""
+        self._scheduler.abort(request_id, now)
+        return self._scheduler.take_events()
+
+    def flush(self) -> None:
+        """Empty the prefix cache; running requests go on."""
+        self._scheduler.flush()
+
+    def step(self, now: float) -> list[Event]:
+        """Compute one step, if there is anything to compute, and return what happened."""
+        step = self._scheduler.next_step(now)
+        if step is not None:
+            self._steps += 1
+            self._compute(step)
+        return self._scheduler.take_events()
+
+    def stats(self) -> Stats:
+        """The engine's state now. O(1)."""
+        scheduler, kv = self._scheduler, self._scheduler.kv
+        return Stats(
+            running=len(scheduler.running),
+            queued=scheduler.queued,
+            total_pages=kv.total_pages,
+            free_pages=kv.free_pages,
+            evictable_pages=kv.evictable_pages,
+            protected_pages=kv.protected_pages,
+            prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
+            decode_step_ms=self._rates.decode_step_ms,
+            prompt_tokens=scheduler.prompt_tokens,
+            cached_tokens=scheduler.cached_tokens,
+            double_releases=kv.double_releases,
+            steps=self._steps,
+        )
+
+    def check_invariants(self) -> None:
+        """The scheduler's and the cache's; O(pool)."""
+        self._scheduler.check_invariants()
+
+    def _compute(self, step: Step) -> None:
+        started = self._clock()
+        try:
+            logits = self._runner.forward(step.plan)
+            sampled = sample(
+                logits,
+                [request.sampling for request in step.sampled],
+                [request.output_tokens for request in step.sampled],
+            )
+            ended = self._clock()
+            self._scheduler.complete(step, sampled.token_ids, ended, sampled.failures)
+        except Exception as error:  # a step's error is the step's: whatever it was, others must go on
+            logger.exception("engine.step_failed requests=%d", len(step.parts))
+            shown = str(error) if isinstance(error, InternalError) else type(error).__name__
+            self._scheduler.fail(step, f"the step could not be computed: {shown}", self._clock())
+            return
+        self._rates.record(
+            prefill_tokens=step.prefill_tokens, decoding=step.decoding, elapsed_s=ended - started
+        )

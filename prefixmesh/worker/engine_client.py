@@ -1,0 +1,49 @@
+"""How the gRPC front speaks to an engine, wherever it runs.
+
+Two makers stand behind it: ``InProcessEngine`` (a thread) and ``ProcessEngine`` (a process of its own).
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from prefixmesh.worker.messages import Admitted, Ended, EngineInfo, Refused, Stats, Submit, TokensOut
+
+RequestEvent = Admitted | TokensOut | Ended | Refused
+
+
+class EngineClient(Protocol):
+    """An engine, from the front's event loop. Every method is for that loop only."""
+
+    @property
+    def closed(self) -> asyncio.Event:
+        """Set when the engine is gone: closed, or dead. Its streams have been told by then."""
+        ...
+
+    async def start(self) -> EngineInfo:
+        """Load the model and begin to serve. Raises ConfigError, ModelFileError or InternalError as the engine did."""
+        ...
+
+    def submit(self, command: Submit) -> AsyncGenerator[RequestEvent, None]:
+        """The events of one request, up to ``Ended`` or ``Refused``; it is sent at the first ``__anext__``.
+
+        Closing the generator earlier (``aclose``, or cancelling its reader) aborts the request. Raises UnavailableError when
+        the engine is or becomes gone, OverloadedError when it cannot even take the request.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request; its stream ends in ``Ended(reason="aborted")``. Unknown ids are ignored."""
+        ...
+
+    async def stats(self) -> Stats:
+        """The engine's state after the step it is in."""
+        ...
+
+    async def flush(self) -> None:
+        """Empty the prefix cache; returns when it is done."""
+        ...
+
+    async def close(self) -> None:
+        """End the engine and all its streams. May be called again."""
+        ...

@@ -1,0 +1,101 @@
+"""The engine's loop: take commands, make a step, tell what happened; and sleep when there is nothing to do.
+
+It knows neither threads nor sockets. Where commands come from and where events go are two small interfaces, so the loop of a
+thread, of a process and of a test is the same.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from prefixmesh.worker.messages import Abort, Command, Event, Flush, GetStats, Shutdown, Submit
+
+logger = logging.getLogger(__name__)
+
+MAX_INBOX_SUBMITS: Final = 4096
+"""Submits that wait for the engine to look, which it does after every step. The engine's own queue is bounded by
+``max_queued_requests``; this bounds what arrives during one long step."""
+
+
+class Core(Protocol):
+    """What the loop drives: ``EngineCore``."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has anything to do."""
+        ...
+
+    def handle(self, command: Submit | Abort | GetStats | Flush, now: float) -> list[Event]:
+        """Take one command."""
+        ...
+
+    def step(self, now: float) -> list[Event]:
+        """Compute one step."""
+        ...
+
+
+class CommandInbox:
+    """Commands on their way to the loop; any thread may put, one loop takes."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._commands: deque[Command] = deque()
+        self._submits = 0
+        self._closed = False
+
+    def put(self, command: Command, *, wait: bool = False) -> bool:
+        """Add a command; False when too many submits are waiting (never with ``wait``, which blocks until there is room).
+
+        Only submits are bounded: every other command is about a request or a caller that exists already.
+        """
+        with self._changed:
+            if isinstance(command, Submit):
+                if wait:
+                    self._changed.wait_for(lambda: self._submits < MAX_INBOX_SUBMITS or self._closed)
+                elif self._submits >= MAX_INBOX_SUBMITS:
+                    return False
+                self._submits += 1
+            self._commands.append(command)
+            self._changed.notify_all()
+        return True
+
+    def take(self, *, wait: bool) -> list[Command]:
+        """Everything that has arrived, in order; with ``wait``, not before something has."""
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: bool(self._commands))
+            commands = list(self._commands)
+            self._commands.clear()
+            self._submits = 0
+            self._changed.notify_all()
+        return commands
+
+    def close(self) -> None:
+        """Let go of whoever waits in ``put``: the loop has ended."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+def run_engine_loop(
+    core: Core,
+    inbox: CommandInbox,
+    send: Callable[[Sequence[Event]], None],
+    clock: Callable[[], float],
+) -> None:
+    """Serve until ``Shutdown``. ``send`` gets each round's events together and may block for as long as it dares."""
+    try:
+        while True:
+            events: list[Event] = []
+            for command in inbox.take(wait=not core.has_work):
+                if isinstance(command, Shutdown):
+                    return
+                events += core.handle(command, clock())
+            if core.has_work:
+                events += core.step(clock())
+            if events:
+                send(events)
+    finally:
+        inbox.close()

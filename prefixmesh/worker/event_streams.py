@@ -1,0 +1,97 @@
+"""Sorting an engine's events into the streams of its requests: what both makers of ``EngineClient`` share."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+from prefixmesh.errors import InternalError, PrefixmeshError
+from prefixmesh.worker.engine_client import RequestEvent
+from prefixmesh.worker.messages import Abort, Command, Ended, Event, GetStats, Refused, Stats, Submit
+
+
+class EventStreams:
+    """The open streams of one engine; owned by the front's event loop.
+
+    A stream's queue holds at most the events of one request, which ``max_tokens`` bounds, and there are at most as many streams
+    as the engine runs and queues.
+    """
+
+    def __init__(self, send: Callable[[Command], None], drained: Callable[[], Awaitable[None]]) -> None:
+        """``send`` hands a command to the engine without waiting, and raises when it cannot; ``drained`` waits until the engine
+        keeps up with what was sent."""
+        self._send = send
+        self._drained = drained
+        self._queues: dict[str, asyncio.Queue[RequestEvent | None]] = {}
+        self._stats: deque[asyncio.Future[Stats]] = deque()
+        self._gone: PrefixmeshError | None = None
+        self.closed = asyncio.Event()
+
+    async def stream(self, command: Submit) -> AsyncGenerator[RequestEvent, None]:
+        """``EngineClient.submit``."""
+        self._check_alive()
+        request_id = command.request_id
+        if request_id in self._queues:
+            raise InternalError(f"two requests with the id {request_id}")
+        queue = self._queues[request_id] = asyncio.Queue()
+        try:
+            self._send(command)
+        except BaseException:
+            del self._queues[request_id]
+            raise
+        ended = False
+        try:
+            await self._drained()
+            while not ended:
+                event = await queue.get()
+                if event is None:
+                    ended = True
+                    self._check_alive()
+                    return
+                ended = isinstance(event, Ended | Refused)
+                yield event
+        finally:
+            del self._queues[request_id]
+            if not ended:
+                self.abort(request_id)
+
+    def abort(self, request_id: str) -> None:
+        """``EngineClient.abort``. Never waits, so that it can be called while a task is being cancelled."""
+        if self._gone is None:
+            self._send(Abort(request_id=request_id))
+
+    async def stats(self) -> Stats:
+        """``EngineClient.stats``: answers come in the order of the questions."""
+        self._check_alive()
+        waiter: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+        self._stats.append(waiter)
+        self._send(GetStats())
+        return await waiter
+
+    def dispatch(self, events: Sequence[Event]) -> None:
+        """Give each event to its stream; what belongs to streams that were closed is dropped."""
+        for event in events:
+            if isinstance(event, Stats):
+                waiter = self._stats.popleft()
+                if not waiter.done():
+                    waiter.set_result(event)
+                continue
+            queue = self._queues.get(event.request_id)
+            if queue is not None:
+                queue.put_nowait(event)
+
+    def fail_all(self, error: PrefixmeshError) -> None:
+        """The engine is gone: every stream and every question ends in ``error``. Later calls change nothing."""
+        if self._gone is not None:
+            return
+        self._gone = error
+        for queue in self._queues.values():
+            queue.put_nowait(None)
+        for waiter in self._stats:
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._stats.clear()
+        self.closed.set()
+
+    def _check_alive(self) -> None:
+        if self._gone is not None:
+            raise type(self._gone)(str(self._gone))  # a fresh one each time: several tasks raise it

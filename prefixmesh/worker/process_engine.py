@@ -1,0 +1,177 @@
+"""An engine in a process of its own, so that streaming answers never takes the interpreter from the step loop.
+
+The process is spawned (never forked) with one end of a socket pair. Either end's death is the end of the stream of bytes, which
+the other one sees at once: no ping, no timeout.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from typing import Final
+
+import msgspec
+
+from prefixmesh.config import EngineConfig
+from prefixmesh.errors import ConfigError, InternalError, ModelFileError, PrefixmeshError, UnavailableError
+from prefixmesh.worker.engine_client import RequestEvent
+from prefixmesh.worker.event_streams import EventStreams
+from prefixmesh.worker.framing import (
+    FrameError,
+    FromEngine,
+    Loading,
+    Ready,
+    StartFailed,
+    decode_from_engine,
+    encode_frame,
+    read_frame,
+)
+from prefixmesh.worker.messages import Command, EngineInfo, Flush, Shutdown, Stats, StepEvents, Submit
+
+logger = logging.getLogger(__name__)
+
+CLOSE_WAIT_S: Final = 5.0
+"""How long ``close`` lets the engine finish its step before it is killed."""
+
+
+class ProcessEngine:
+    """``EngineClient`` over a spawned process."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._streams = EventStreams(self._send, self._drained)
+        self._writer: asyncio.StreamWriter | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._reaped = False
+
+    @property
+    def closed(self) -> asyncio.Event:
+        """Set when the engine's process is gone or its connection is."""
+        return self._streams.closed
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine; None before ``start``."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> EngineInfo:
+        """Spawn the process and wait until it has loaded the model."""
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = _spawn(self._config, theirs)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        try:
+            reader, self._writer = await asyncio.open_connection(sock=ours)
+            info = await self._started(reader)
+        except BaseException:
+            await self.close()
+            raise
+        self._reading = asyncio.create_task(self._read(reader))
+        return info
+
+    def submit(self, command: Submit) -> AsyncGenerator[RequestEvent, None]:
+        """See ``EngineClient.submit``."""
+        return self._streams.stream(command)
+
+    def abort(self, request_id: str) -> None:
+        """See ``EngineClient.abort``."""
+        self._streams.abort(request_id)
+
+    async def stats(self) -> Stats:
+        """See ``EngineClient.stats``."""
+        return await self._streams.stats()
+
+    async def flush(self) -> None:
+        """Commands are taken in order, so the answer to a later question proves the flush done."""
+        self._send(Flush())
+        await self._streams.stats()
+
+    async def close(self) -> None:
+        """Ask the process to end, and end it; nothing of it is left when this returns."""
+        with contextlib.suppress(PrefixmeshError):
+            self._send(Shutdown())
+        self._streams.fail_all(UnavailableError("the engine was closed"))
+        if self._writer is not None:
+            self._writer.close()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+        await self._reap()
+
+    async def _started(self, reader: asyncio.StreamReader) -> EngineInfo:
+        while True:
+            match await self._receive(reader):
+                case Loading(doing=doing):
+                    logger.info("engine.loading doing=%s", doing)
+                case Ready(info=info):
+                    return info
+                case StartFailed(kind="config", problem=problem):
+                    raise ConfigError(problem)
+                case StartFailed(kind="model", problem=problem):
+                    raise ModelFileError(problem)
+                case StartFailed(problem=problem):
+                    raise InternalError(problem)
+                case StepEvents():
+                    raise FrameError("the engine told of a step before it was ready")
+                case None:
+                    raise UnavailableError("the engine's process ended while it was starting")
+
+    async def _receive(self, reader: asyncio.StreamReader) -> FromEngine | None:
+        body = await read_frame(reader)
+        return None if body is None else decode_from_engine(body)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        error = UnavailableError("the engine's process ended")
+        try:
+            while (message := await self._receive(reader)) is not None:
+                if isinstance(message, StepEvents):
+                    self._streams.dispatch(message.events)
+        except FrameError as failure:
+            error = failure
+        finally:
+            self._streams.fail_all(error)
+            if self._writer is not None:
+                self._writer.close()
+        logger.error("engine.gone pid=%s", self.pid)
+        await self._reap()
+
+    async def _reap(self) -> None:
+        """Wait for the process, which ends when its connection does; kill it when it does not."""
+        process = self._process
+        if process is None or self._reaped:
+            return
+        try:
+            await asyncio.to_thread(process.wait, CLOSE_WAIT_S)
+        except subprocess.TimeoutExpired:
+            logger.warning("engine.killed pid=%d", process.pid)
+            process.kill()
+            await asyncio.to_thread(process.wait)
+        self._reaped = True
+
+    def _send(self, command: Command) -> None:
+        if self._writer is None or self._writer.is_closing():
+            raise UnavailableError("the engine is not running")
+        self._writer.write(encode_frame(command))
+
+    async def _drained(self) -> None:
+        if self._writer is not None:
+            with contextlib.suppress(ConnectionError):
+                await self._writer.drain()
+
+
+def _spawn(config: EngineConfig, connection: socket.socket) -> "subprocess.Popen[bytes]":
+    """A fresh interpreter. Its end of the socket pair is inherited by number; the settings travel as JSON."""
+    arguments = [str(connection.fileno()), msgspec.json.encode(config).decode()]
+    return subprocess.Popen(
+        [sys.executable, "-m", "prefixmesh.worker.engine_process", *arguments],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(connection.fileno(),),
+    )
