@@ -3,7 +3,6 @@
 Usage: python examples/chat_client.py HOST:PORT
 """
 
-# ruff: noqa: T201 - an example prints
 import asyncio
 import sys
 

@@ -1,6 +1,5 @@
 """Generate over gRPC with the bare stub: what any language does with proto/prefixmesh/v1/inference.proto."""
 
-# ruff: noqa: T201 - an example prints
 import sys
 
 import grpc

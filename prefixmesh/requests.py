@@ -4,7 +4,6 @@
 router and worker share them. Every limit is a named constant with its reason.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -153,9 +152,9 @@ class GenerateRequest:
 
 
 def _in_range(name: str, value: float, low: float, high: float, *, above_low: bool = False) -> None:
-    bound = "above" if above_low else "at least"
-    below = value <= low if above_low else value < low
-    if math.isnan(value) or below or value > high:
+    # Written so that NaN, which compares false to everything, is refused.
+    if not (low < value <= high if above_low else low <= value <= high):
+        bound = "above" if above_low else "at least"
         raise InvalidRequestError(name, f"must be {bound} {low} and at most {high}, got {value}")
 
 

@@ -36,6 +36,7 @@ _COMMON: Final[tuple[tuple[str, int], ...]] = (
 )
 CLIENT_OPTIONS: Final = (
     *_COMMON,
+    ("grpc.enable_http_proxy", 0),  # a fleet's own addresses are never reached through a web proxy
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", FIRST_RECONNECT_MS),
     ("grpc.max_reconnect_backoff_ms", LONGEST_RECONNECT_MS),

@@ -84,9 +84,12 @@ def hash_key(key: str) -> str:
 
 
 def check_tenant(name: str) -> TenantId:
-    """``name`` as a tenant; raises InvalidRequestError when it is empty, too long or not printable."""
-    if not name or len(name) > MAX_TENANT_CHARS or not name.isprintable():
-        raise InvalidRequestError(TENANT_METADATA, f"must be 1 to {MAX_TENANT_CHARS} printable characters")
+    """``name`` as a tenant; raises InvalidRequestError when it is empty, too long or not printable ASCII, which is all that
+    gRPC metadata carries."""
+    if not name or len(name) > MAX_TENANT_CHARS or not (name.isascii() and name.isprintable()):
+        raise InvalidRequestError(
+            TENANT_METADATA, f"must be 1 to {MAX_TENANT_CHARS} printable ASCII characters"
+        )
     return TenantId(name)
 
 
