@@ -1,0 +1,116 @@
+"""``prefixmesh up``: start a fleet on Ray and hold it."""
+
+import logging
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+import click
+
+from prefixmesh.cache.namespace import Isolation
+from prefixmesh.config import RouterConfig, RoutingPolicy
+from prefixmesh.worker.options import engine_config_from, engine_options
+
+if TYPE_CHECKING:
+    from prefixmesh.fleet.plan import FleetRequest
+    from prefixmesh.fleet_state import FleetState
+
+DEFAULT_GRACE_S: Final = 30.0
+"""Most answers end within it."""
+
+_ROUTER = RouterConfig(workers=("unused:1",))
+
+
+@click.command()
+@click.option("--workers", type=click.IntRange(min=1), help="[default: one per GPU, or 2 without GPUs]")
+@engine_options
+@click.option(
+    "--policy",
+    type=click.Choice(get_args(RoutingPolicy)),
+    default=_ROUTER.policy,
+    show_default=True,
+    help="How the router chooses a worker.",
+)
+@click.option(
+    "--router-host", default=_ROUTER.host, show_default=True, help="Beyond loopback needs --api-keys-file."
+)
+@click.option("--router-port", type=int, default=_ROUTER.port, show_default=True, help="0 takes a free port.")
+@click.option(
+    "--api-keys-file", type=click.Path(dir_okay=False), help="Who may call; see `prefixmesh keys new --help`."
+)
+@click.option(
+    "--isolation",
+    type=click.Choice(get_args(Isolation)),
+    default="tenant",
+    show_default=True,
+    help="tenant keeps tenants' KV apart; shared makes all callers one trust domain.",
+)
+@click.option(
+    "--address",
+    metavar="auto|HOST:PORT|ray://HOST:PORT",
+    help="Join this Ray cluster.  [default: start a local Ray that ends with the fleet]",
+)
+@click.option("--detach", is_flag=True, help="Return when the fleet is up and leave it in the background.")
+@click.option(
+    "--start-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest wait for a worker to find room and load its model.",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=DEFAULT_GRACE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long running answers may take to finish when the fleet stops.",
+)
+def up(grace: float, *, detach: bool, **options: Any) -> None:
+    """Start workers and a router, and hold them until Ctrl-C or `prefixmesh down`.
+
+    The workers of one machine without GPUs divide its cores and --mem-fraction-static among them.
+    """
+    from prefixmesh import fleet_state
+    from prefixmesh.cli.progress import FleetProgress
+    from prefixmesh.fleet.detached import start_detached
+    from prefixmesh.fleet.keeper import keep_fleet
+
+    logging.basicConfig(level=logging.WARNING)
+    request = _request(options)
+    with FleetProgress() as progress:
+        if detach:
+            start_detached(request, progress, grace)
+            click.echo(describe_fleet(fleet_state.load(), is_detached=True))
+        else:
+
+            def report(event: Any) -> None:
+                progress(event)
+                if event.kind == "fleet_ready":
+                    click.echo(describe_fleet(fleet_state.load(), is_detached=False))
+
+            keep_fleet(request, report, grace)
+
+
+def _request(options: dict[str, Any]) -> "FleetRequest":
+    from prefixmesh.fleet.plan import FleetRequest
+
+    return FleetRequest(
+        engine=engine_config_from(options),
+        workers=options["workers"],
+        policy=options["policy"],
+        router_host=options["router_host"],
+        router_port=options["router_port"],
+        api_keys_file=options["api_keys_file"],
+        isolation=options["isolation"],
+        address=options["address"],
+        start_timeout_s=options["start_timeout"],
+    )
+
+
+def describe_fleet(state: "FleetState", *, is_detached: bool) -> str:
+    """The endpoints and what to do next."""
+    width = max(len(name) for name in ("router", *state.workers))
+    lines = [f"{'router':{width}}  {state.router}"]
+    lines += [f"{name:{width}}  {address}" for name, address in state.workers.items()]
+    end = "prefixmesh down" if is_detached else "Ctrl-C"
+    return "\n".join(["The fleet is up.", *lines, f"Talk to it: prefixmesh chat    Stop it: {end}"])

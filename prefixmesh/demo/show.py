@@ -1,0 +1,150 @@
+"""The whole demo: a local fleet with prefix caches, the workload, and the same again without."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from prefixmesh import paths
+from prefixmesh.config import DEFAULT_MODEL, EngineConfig
+from prefixmesh.demo.passes import OnRow, PassResult, check_policies, run_pass
+from prefixmesh.demo.workload import TenantScript, make_workload
+from prefixmesh.fleet.events import FleetEvent, Report
+from prefixmesh.fleet.fleet import Fleet
+from prefixmesh.fleet.keeper import (
+    StopSignals,
+    fleet_session,
+    interruptible,
+    prepare_model,
+    start_unless_asked_to_stop,
+)
+from prefixmesh.fleet.plan import FleetRequest, plan_fleet
+from prefixmesh.fleet.ray_session import RaySession
+from prefixmesh.fleet_secret import FleetSecret, load_or_create
+
+MAX_TOTAL_TOKENS: Final = 32_768
+"""KV of each worker: holds the default workload three times over, in well under 2 GB for the default model."""
+
+STOP_GRACE_S: Final = 5.0
+"""Nothing runs any more when a pass is over."""
+
+Caching = Literal["on", "off"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoSettings:
+    """What the demo runs."""
+
+    model: str = DEFAULT_MODEL
+    workers: int = 2
+    users: int = 4
+    turns: int = 4
+    max_tokens: int = 24
+    """Tokens of each answer: enough for a sentence, few enough that first tokens dominate."""
+
+    @property
+    def requests(self) -> int:
+        """Requests of one pass."""
+        return sum(len(tenant.users) * self.turns for tenant in self.tenants)
+
+    @property
+    def tenants(self) -> tuple[TenantScript, ...]:
+        """The workload."""
+        return make_workload(self.users, self.turns)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoResult:
+    """Both passes."""
+
+    cache_on: PassResult
+    cache_off: PassResult
+
+
+def run_demo(
+    settings: DemoSettings, report: Report, on_pass: Callable[[Caching], None], on_row: OnRow
+) -> DemoResult:
+    """Start a fleet of its own, run both passes, leave nothing behind; blocks for a minute or two.
+
+    Raises what made a part or a request fail, and KeyboardInterrupt after a signal.
+    """
+    tenants = settings.tenants
+    with interruptible():
+        request = prepare_model(_request(settings), report)
+        with fleet_session(request, report) as session:
+            return asyncio.run(_play(settings, request, tenants, session, report, on_pass, on_row))
+
+
+def _request(settings: DemoSettings) -> FleetRequest:
+    return FleetRequest(
+        engine=EngineConfig(model=settings.model, max_total_tokens=MAX_TOTAL_TOKENS), workers=settings.workers
+    )
+
+
+async def _play(
+    settings: DemoSettings,
+    request: FleetRequest,
+    tenants: tuple[TenantScript, ...],
+    session: RaySession,
+    report: Report,
+    on_pass: Callable[[Caching], None],
+    on_row: OnRow,
+) -> DemoResult:
+    signals = StopSignals()
+    signals.install()
+    secret = load_or_create(paths.fleet_secret_file())
+    stage = _Stage(settings, tenants, session, secret, signals, report, on_row)
+    on_pass("on")
+    cache_on = await stage.run(request)
+    on_pass("off")
+    engine = dataclasses.replace(request.engine, prefix_cache="off")
+    cache_off = await stage.run(dataclasses.replace(request, engine=engine))
+    return DemoResult(cache_on=cache_on, cache_off=cache_off)
+
+
+class _Stage:
+    """Runs one pass on a fresh fleet."""
+
+    def __init__(
+        self,
+        settings: DemoSettings,
+        tenants: tuple[TenantScript, ...],
+        session: RaySession,
+        secret: FleetSecret,
+        signals: StopSignals,
+        report: Report,
+        on_row: OnRow,
+    ) -> None:
+        self._settings, self._tenants = settings, tenants
+        self._session, self._secret = session, secret
+        self._signals, self._report, self._on_row = signals, report, on_row
+
+    async def run(self, request: FleetRequest) -> PassResult:
+        began = time.monotonic()
+        fleet = Fleet(plan_fleet(request, self._session.view()), self._session, self._secret, self._report)
+        try:
+            endpoints = await start_unless_asked_to_stop(fleet, self._signals)
+            ready_s = time.monotonic() - began
+            self._report(FleetEvent(kind="fleet_ready", detail=endpoints.router, seconds=ready_s))
+            if self._settings.model == DEFAULT_MODEL:
+                await check_policies(endpoints.router, self._tenants)
+            result = await self._run_unless_asked_to_stop(endpoints.router)
+            await fleet.stop(STOP_GRACE_S)
+            return result
+        finally:
+            fleet.kill()
+
+    async def _run_unless_asked_to_stop(self, router: str) -> PassResult:
+        running = asyncio.create_task(
+            run_pass(router, self._tenants, self._settings.max_tokens, self._on_row)
+        )
+        asked = asyncio.create_task(self._signals.asked.wait())
+        await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if not running.done():
+            running.cancel()
+            await asyncio.wait({running})
+            raise KeyboardInterrupt
+        return running.result()

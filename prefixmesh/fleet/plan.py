@@ -1,0 +1,172 @@
+"""What a fleet consists of, decided before anything starts: how many workers, what each may use, and who listens where.
+
+Pure: it looks at what was asked and at what the cluster has, and returns a plan; ``prefixmesh.fleet.fleet`` carries it out.
+Ray itself chooses the node of each worker within the resources planned here.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from prefixmesh.cache.namespace import Isolation
+from prefixmesh.config import EngineConfig, RouterConfig, RoutingPolicy, WorkerConfig
+from prefixmesh.errors import ConfigError
+from prefixmesh.rpc.identity import is_loopback
+
+DEFAULT_CPU_WORKERS: Final = 2
+"""Where there is no GPU: the fewest workers among which routing means something."""
+
+MAX_WORKERS: Final = 1024
+"""One router's view is per worker; a larger number is a typing error."""
+
+LOOPBACK: Final = "127.0.0.1"
+
+_RAY_RESOLUTION: Final = 10_000
+"""Ray counts resources in ten-thousandths; a share is rounded down to what it can hold."""
+
+Bind = Literal["loopback", "node"]
+"""Where a worker listens: only this machine, or the address by which other nodes reach its node."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetRequest:
+    """What ``prefixmesh up`` was asked for."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    workers: int | None = None
+    """None: one per GPU where there are any, else ``DEFAULT_CPU_WORKERS``."""
+
+    policy: RoutingPolicy = "cost"
+    router_host: str = LOOPBACK
+    router_port: int = 0
+    """0 takes a free port."""
+
+    api_keys_file: str | None = None
+    isolation: Isolation = "tenant"
+    address: str | None = None
+    """A Ray cluster to join (``auto``, ``HOST:PORT`` or ``ray://HOST:PORT``); None starts a local one that ends with the fleet."""
+
+    start_timeout_s: float = 600.0
+    """How long a worker may wait for room in the cluster and load its model; a large model on a cold disk takes minutes."""
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and not 1 <= self.workers <= MAX_WORKERS:
+            raise ConfigError(f"workers must be 1 to {MAX_WORKERS}, got {self.workers}")
+        if not self.start_timeout_s > 0:
+            raise ConfigError(f"start_timeout_s must be above 0, got {self.start_timeout_s}")
+        if self.api_keys_file is None and not is_loopback(self.router_host):
+            raise ConfigError(
+                f"a router on {self.router_host} can be reached from other machines and needs --api-keys-file; "
+                f"without keys it listens on {LOOPBACK} only"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """What Ray says about one living node."""
+
+    cpus: float
+    gpus: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterView:
+    """What Ray says about the cluster."""
+
+    nodes: tuple[NodeView, ...]
+    may_grow: bool = False
+    """A joined cluster may start nodes when actors wait for room; a local one never does."""
+
+    @property
+    def gpus(self) -> int:
+        """Whole GPUs in the cluster."""
+        return sum(int(node.gpus) for node in self.nodes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerPlan:
+    """One worker: its settings and what it takes of its node. The host in ``config`` holds only for ``bind="loopback"``."""
+
+    config: WorkerConfig
+    bind: Bind
+    num_cpus: float
+    num_gpus: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetPlan:
+    """A whole fleet. The router is planned once the workers' addresses are known (``router_config``)."""
+
+    request: FleetRequest
+    workers: tuple[WorkerPlan, ...]
+
+    def router_config(self, addresses: Sequence[str]) -> RouterConfig:
+        """Settings of the router in front of workers at ``addresses``."""
+        request = self.request
+        return RouterConfig(
+            workers=tuple(addresses),
+            model=request.engine.model,
+            host=request.router_host,
+            port=request.router_port,
+            policy=request.policy,
+            api_keys_file=request.api_keys_file,
+            isolation=request.isolation,
+        )
+
+
+def plan_fleet(request: FleetRequest, cluster: ClusterView) -> FleetPlan:
+    """Decide who runs with what; raises ConfigError when the cluster cannot hold what was asked for and will not grow.
+
+    Workers that share a node's CPUs and memory divide them: each gets its part of the cores as threads, and its part of
+    ``mem_fraction_static``. GPUs are not shared. O(workers * nodes).
+    """
+    on_gpu = _wants_gpu(request.engine, cluster)
+    count = request.workers or (cluster.gpus if on_gpu and cluster.gpus else DEFAULT_CPU_WORKERS)
+    fits = count <= cluster.gpus if on_gpu else True
+    if not fits and not cluster.may_grow:
+        raise ConfigError(
+            f"{count} workers need {count} GPUs, and there are {cluster.gpus}; ask for fewer with --workers, or --device cpu"
+        )
+    bind: Bind = "loopback" if len(cluster.nodes) == 1 and fits else "node"
+    num_cpus = 0.0 if on_gpu else _cpu_share(cluster.nodes, count)
+    engine = request.engine if on_gpu else _divide_node(request.engine, cluster, count)
+    return FleetPlan(
+        request=request,
+        workers=tuple(
+            WorkerPlan(
+                config=WorkerConfig(engine=engine, worker_id=f"worker-{index}", isolation=request.isolation),
+                bind=bind,
+                num_cpus=num_cpus,
+                num_gpus=1.0 if on_gpu else 0.0,
+            )
+            for index in range(count)
+        ),
+    )
+
+
+def _wants_gpu(engine: EngineConfig, cluster: ClusterView) -> bool:
+    return engine.device.startswith("cuda") or (engine.device == "auto" and cluster.gpus > 0)
+
+
+def _divide_node(engine: EngineConfig, cluster: ClusterView, workers: int) -> EngineConfig:
+    """The settings of one of several workers on a node without GPUs: threads and memory are its part of the node's."""
+    usable = [node for node in cluster.nodes if node.cpus > 0]  # a head may have none to give
+    per_node = math.ceil(workers / max(1, len(usable)))
+    cores = min((int(node.cpus) for node in usable), default=1)
+    return dataclasses.replace(
+        engine,
+        threads=engine.threads or max(1, cores // per_node),
+        mem_fraction_static=engine.mem_fraction_static / per_node,
+    )
+
+
+def _cpu_share(nodes: Sequence[NodeView], workers: int) -> float:
+    """The largest part of a CPU, at most a whole one, of which every worker can have one: Ray never splits it over nodes."""
+    shares = {min(1.0, node.cpus / k) for node in nodes if node.cpus > 0 for k in range(1, workers + 1)}
+    for share in sorted(shares, reverse=True):
+        rounded = math.floor(share * _RAY_RESOLUTION + 1e-6) / _RAY_RESOLUTION
+        if rounded > 0 and sum(int(node.cpus / rounded + 1e-9) for node in nodes) >= workers:
+            return rounded
+    return 0.0

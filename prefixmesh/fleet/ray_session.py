@@ -1,0 +1,148 @@
+"""This process's connection to Ray: a local cluster of its own, or one that exists, with Ray's errors put plainly.
+
+A local Ray is a child of this process and ends with it, also when it is killed. It keeps its files in a folder of its own, so
+that neither ``ray.init("auto")`` elsewhere finds it nor ``ray stop`` is needed to end it.
+"""
+
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from prefixmesh.errors import ConfigError
+from prefixmesh.fleet.plan import ClusterView, NodeView
+
+_log = logging.getLogger(__name__)
+
+OBJECT_STORE_BYTES: Final = 80 * 2**20
+"""Near the least that Ray accepts: only actors' arguments and answers of a few bytes pass through it."""
+
+REACH_TIMEOUT_S: Final = 5.0
+"""Ray itself tries an address for minutes before it gives up."""
+
+_TEMP_ROOT: Final = Path("/tmp")  # noqa: S108 - Ray's sockets lie below it, and a socket's path may have only 107 bytes
+_RAY_ENVIRONMENT: Final = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # leave CUDA_VISIBLE_DEVICES alone in actors without GPUs; silences a warning
+    "RAY_memory_monitor_refresh_ms": "0",  # Ray's own killer of memory-hungry workers would take a loading model for a leak
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",  # what outlives a killed parent waits a minute for it otherwise
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RaySession:
+    """An open connection."""
+
+    ray: ModuleType
+    address: str
+    """``HOST:PORT`` of the cluster's head."""
+
+    is_local: bool
+    """Whether this process started the cluster."""
+
+    def view(self) -> ClusterView:
+        """The living nodes and what they have; one call to the head."""
+        alive = [node for node in self.ray.nodes() if node["Alive"]]
+        return ClusterView(
+            nodes=tuple(
+                NodeView(cpus=node["Resources"].get("CPU", 0.0), gpus=node["Resources"].get("GPU", 0.0))
+                for node in alive
+            ),
+            may_grow=not self.is_local,
+        )
+
+
+@contextmanager
+def open_session(address: str | None) -> Iterator[RaySession]:
+    """Start a local Ray (``address`` None) or join the one at ``address``; leave, and end what was started, on exit.
+
+    Takes about 3 s for a local one. Raises ConfigError when Ray is not installed, cannot be reached, or has another version.
+    """
+    ray = _import_ray()
+    temp_dir = None if address else Path(tempfile.mkdtemp(prefix="prefixmesh-ray-", dir=_TEMP_ROOT))
+    try:
+        info = _start_local(ray, temp_dir) if temp_dir else _join(ray, str(address))
+        session = RaySession(ray=ray, address=info, is_local=temp_dir is not None)
+        _log.info("ray_session_open address=%s local=%s", session.address, session.is_local)
+        yield session
+    except (ConfigError, KeyboardInterrupt):
+        raise  # the user's own doing, which the message explains
+    except BaseException:
+        if temp_dir:
+            _log.warning("the logs of this Ray session are kept in %s/session_latest/logs", temp_dir)
+            temp_dir = None
+        raise
+    finally:
+        ray.shutdown()
+        if temp_dir:
+            shutil.rmtree(temp_dir, ignore_errors=True)
+
+
+def _import_ray() -> ModuleType:
+    for name, value in _RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError("Ray is not installed; run: pip install 'prefixmesh[worker,ray]'") from error
+    return ray
+
+
+_QUIET: Final[dict[str, Any]] = {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+def _start_local(ray: ModuleType, temp_dir: Path) -> str:
+    try:
+        context = ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=str(temp_dir),
+            **_QUIET,
+        )
+    except (RuntimeError, ValueError, OSError, TimeoutError) as error:
+        raise ConfigError(f"cannot start a local Ray: {_one_line(error)}") from error
+    return str(context.address_info["gcs_address"])
+
+
+def _join(ray: ModuleType, address: str) -> str:
+    if address != "auto":
+        _check_reachable(address)
+    # What Ray raises is not one kind: ConnectionError, RuntimeError for versions, ValueError for the form, and it even exits.
+    try:
+        ray.init(address=address, **_QUIET)
+    except (Exception, SystemExit) as error:
+        raise _explain(address, error) from error
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def _check_reachable(address: str) -> None:
+    host, separator, port = address.removeprefix("ray://").rpartition(":")
+    if not separator or not host or not port.isdigit():
+        raise ConfigError(f"--address must be auto, HOST:PORT or ray://HOST:PORT, got {address!r}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"cannot reach a Ray cluster at {address}: {_one_line(error)}; is it running, and is this its head's address?"
+        ) from error
+
+
+def _explain(address: str, error: BaseException) -> ConfigError:
+    text = _one_line(error)
+    if "mismatch" in text.lower():
+        return ConfigError(f"the Ray cluster at {address} runs another version of Ray or Python: {text}")
+    if address == "auto" and isinstance(error, ConnectionError):
+        return ConfigError("no Ray cluster runs on this machine to join; leave --address out to start one")
+    return ConfigError(f"cannot join the Ray cluster at {address}: {text}")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

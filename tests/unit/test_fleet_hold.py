@@ -1,0 +1,69 @@
+"""One process at a time holds the fleet of a user."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prefixmesh.errors import ConfigError
+from prefixmesh.fleet.detached import stop_fleet
+from prefixmesh.fleet.hold import find_holder, hold_file, hold_fleet
+
+HOLD_UNTIL_STDIN_ENDS = """
+import sys
+from prefixmesh.fleet.hold import hold_fleet
+with hold_fleet():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of its own for each test."""
+    monkeypatch.setenv("PREFIXMESH_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_nobody_holds_a_fleet_that_never_was() -> None:
+    """Without a file, and without making one."""
+    assert find_holder() is None
+    assert not hold_file().exists()
+
+
+def test_the_holder_is_found_and_a_second_one_is_refused() -> None:
+    """The error says how to end the first."""
+    with hold_fleet():
+        assert find_holder() == os.getpid()
+        with pytest.raises(ConfigError, match="prefixmesh down"), hold_fleet():
+            pass
+    assert find_holder() is None
+
+
+def test_a_holder_that_is_killed_holds_nothing() -> None:
+    """Its process id is still in the file, and nobody believes it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_UNTIL_STDIN_ENDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert find_holder() == holder.pid
+        holder.kill()
+    assert hold_file().read_text() == str(holder.pid)
+    assert find_holder() is None
+    with hold_fleet():
+        pass
+
+
+def test_stopping_asks_the_holder_to_end_and_may_be_repeated() -> None:
+    """``down`` ends the process that holds the lock, and the second ``down`` finds nothing to do."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_UNTIL_STDIN_ENDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert stop_fleet(timeout_s=10.0)
+        holder.wait(timeout=10)
+    assert not stop_fleet(timeout_s=10.0)

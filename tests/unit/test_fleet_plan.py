@@ -1,0 +1,121 @@
+"""What a fleet consists of on which cluster."""
+
+import pytest
+
+from prefixmesh.config import EngineConfig
+from prefixmesh.errors import ConfigError
+from prefixmesh.fleet.plan import ClusterView, FleetRequest, NodeView, plan_fleet
+
+LAPTOP = ClusterView(nodes=(NodeView(cpus=8, gpus=0),))
+GPU_BOX = ClusterView(nodes=(NodeView(cpus=16, gpus=4),))
+
+
+def test_a_machine_without_gpus_gets_two_workers_on_loopback() -> None:
+    """Two are the fewest that need a router."""
+    plan = plan_fleet(FleetRequest(), LAPTOP)
+    assert [worker.config.worker_id for worker in plan.workers] == ["worker-0", "worker-1"]
+    assert {worker.bind for worker in plan.workers} == {"loopback"}
+    assert {worker.num_gpus for worker in plan.workers} == {0.0}
+
+
+def test_a_machine_with_gpus_gets_one_worker_for_each() -> None:
+    """Each takes a whole GPU, and no CPU that Ray would count."""
+    plan = plan_fleet(FleetRequest(), GPU_BOX)
+    assert [(worker.num_gpus, worker.num_cpus) for worker in plan.workers] == [(1.0, 0.0)] * 4
+
+
+def test_device_cpu_leaves_gpus_alone() -> None:
+    """A user may want the GPUs for something else."""
+    plan = plan_fleet(FleetRequest(engine=EngineConfig(device="cpu")), GPU_BOX)
+    assert [worker.num_gpus for worker in plan.workers] == [0.0, 0.0]
+
+
+def test_workers_of_one_machine_divide_its_cores_and_memory() -> None:
+    """Two pools of half the memory each would fill it, and two times all cores only fight."""
+    engine = EngineConfig(mem_fraction_static=0.75)
+    plan = plan_fleet(FleetRequest(engine=engine, workers=3), LAPTOP)
+    assert {worker.config.engine.threads for worker in plan.workers} == {2}
+    assert {worker.config.engine.mem_fraction_static for worker in plan.workers} == {0.25}
+
+
+def test_given_threads_are_kept() -> None:
+    """``--threads`` is per worker."""
+    plan = plan_fleet(FleetRequest(engine=EngineConfig(threads=5)), LAPTOP)
+    assert {worker.config.engine.threads for worker in plan.workers} == {5}
+
+
+def test_more_workers_than_cores_still_get_a_thread_each() -> None:
+    """Slow, but it works."""
+    plan = plan_fleet(FleetRequest(workers=5), ClusterView(nodes=(NodeView(cpus=2, gpus=0),)))
+    assert {worker.config.engine.threads for worker in plan.workers} == {1}
+    assert {worker.num_cpus for worker in plan.workers} == {0.4}
+
+
+@pytest.mark.parametrize(
+    ("cpus", "workers", "share"),
+    [
+        ((1, 1, 1), 3, 1.0),
+        ((1, 1, 1), 4, 0.5),
+        ((3,), 3, 1.0),
+        ((2,), 3, 0.6666),
+        ((0, 4), 8, 0.5),
+        ((5, 1), 4, 1.0),
+    ],
+)
+def test_every_worker_finds_a_node_with_its_share_of_a_cpu(
+    cpus: tuple[float, ...], workers: int, share: float
+) -> None:
+    """Ray does not split a share over nodes: four workers on three nodes of one CPU take halves, not three quarters."""
+    cluster = ClusterView(nodes=tuple(NodeView(cpus=count, gpus=0) for count in cpus))
+    plan = plan_fleet(FleetRequest(workers=workers), cluster)
+    assert {worker.num_cpus for worker in plan.workers} == {share}
+    assert sum(int(count / share + 1e-9) for count in cpus) >= workers
+
+
+def test_on_several_nodes_workers_bind_to_their_nodes() -> None:
+    """The router must reach them from another machine; beyond loopback they take tickets only."""
+    cluster = ClusterView(
+        nodes=(NodeView(cpus=0, gpus=0), NodeView(cpus=8, gpus=1), NodeView(cpus=8, gpus=1))
+    )
+    plan = plan_fleet(FleetRequest(), cluster)
+    assert [worker.bind for worker in plan.workers] == ["node", "node"]
+
+
+def test_more_gpus_than_a_local_machine_has_are_refused() -> None:
+    """At once, with what to do, instead of waiting for a GPU that cannot come."""
+    with pytest.raises(ConfigError, match=r"6 workers need 6 GPUs, and there are 4.*--workers"):
+        plan_fleet(FleetRequest(workers=6), GPU_BOX)
+
+
+def test_a_cluster_that_may_grow_is_waited_for() -> None:
+    """The nodes that come are others, so nothing binds to loopback."""
+    cluster = ClusterView(nodes=(NodeView(cpus=8, gpus=1),), may_grow=True)
+    plan = plan_fleet(FleetRequest(workers=3), cluster)
+    assert [worker.bind for worker in plan.workers] == ["node"] * 3
+
+
+def test_the_router_is_planned_from_the_request_and_the_addresses() -> None:
+    """It serves the workers' model, by the policy that was asked for."""
+    request = FleetRequest(engine=EngineConfig(model="some/model"), policy="round_robin", router_port=8000)
+    config = plan_fleet(request, LAPTOP).router_config(["127.0.0.1:1", "127.0.0.1:2"])
+    assert config.workers == ("127.0.0.1:1", "127.0.0.1:2")
+    assert (config.model, config.policy, config.host, config.port) == (
+        "some/model",
+        "round_robin",
+        "127.0.0.1",
+        8000,
+    )
+
+
+def test_a_router_beyond_loopback_needs_api_keys() -> None:
+    """Refused before anything is started."""
+    with pytest.raises(ConfigError, match="--api-keys-file"):
+        FleetRequest(router_host="0.0.0.0")
+    assert FleetRequest(router_host="0.0.0.0", api_keys_file="keys.txt").router_host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("workers", [0, -1, 100_000])
+def test_senseless_numbers_of_workers_are_refused(workers: int) -> None:
+    """With the range that is allowed."""
+    with pytest.raises(ConfigError, match="workers must be 1 to"):
+        FleetRequest(workers=workers)
