@@ -151,17 +151,21 @@ def test_every_way_agrees_for_every_prompt(reference: Reference, way: Way) -> No
 @pytest.mark.deep
 def test_gguf_weights_equal_those_of_transformers_own_loader(smollm2_files: ModelFiles) -> None:
     """Names, formats and the turned-back rotary order: every tensor is bit-equal to what transformers makes of the file."""
-    from transformers import LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    theirs = LlamaForCausalLM.from_pretrained(
-        smollm2_files.path.parent, gguf_file=smollm2_files.path.name, dtype=torch.float32
-    ).state_dict()
+    described = load_gguf_checkpoint(str(smollm2_files.path))["config"]
+    with torch.device("meta"):
+        shell = LlamaForCausalLM(LlamaConfig(**described))
+    theirs = load_gguf_checkpoint(
+        str(smollm2_files.path), return_tensors=True, model_to_load=shell, torch_dtype=torch.float32
+    )["tensors"]
     source = GgufTensors(smollm2_files.path, read_model_config(smollm2_files))
     assert set(source.shapes) == set(theirs) - {"lm_head.weight"}
     for name, shape in source.shapes.items():
         ours = torch.empty(shape)
         source.read_into(name, ours)
-        assert torch.equal(ours, theirs[name]), name
+        assert torch.equal(ours, torch.as_tensor(theirs[name])), name
 
 
 @pytest.mark.slow
