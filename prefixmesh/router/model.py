@@ -32,16 +32,17 @@ def load_router_model(config: RouterConfig) -> RouterModel:
     """
     files = resolve_model(config.model)
     tokenizer = load_tokenizer(files)
-    context_length = read_model_config(files).context_length
+    model_config = read_model_config(files)
     return RouterModel(
         name=files.name,
         revision=model_revision(files),
         tokenizer_digest=tokenizer.digest,
-        context_length=context_length,
+        context_length=model_config.context_length,
         prompts=PromptBuilder(
             tokenizer,
             load_chat_template(files),
             AnswerMemory(config.answer_memory_bytes),
-            context_length=context_length,
+            context_length=model_config.context_length,
+            vocab_size=model_config.vocab_size,
         ),
     )

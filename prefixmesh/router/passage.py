@@ -40,6 +40,9 @@ class Passage:
         self._answer_ids: list[bytes] = []
         self._answer_text: list[str] = []
         self._is_closed = False
+        self.cached_tokens = 0
+        """What the worker said it found."""
+
         self.is_finished = False
         """Whether the worker has sent the stream's last message."""
 
@@ -64,8 +67,8 @@ class Passage:
             self._core.failed(self._placement)
 
     def _on_started(self, started: pb.Started) -> None:
-        cached = started.cached_tokens.device + started.cached_tokens.host
-        self._core.accepted(self._placement, cached)
+        self.cached_tokens = started.cached_tokens.device + started.cached_tokens.host
+        self._core.accepted(self._placement, self.cached_tokens)
         decision = self._placement.decision
         started.request_id = self._request_id
         started.routing.policy = self._core.policy

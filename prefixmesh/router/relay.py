@@ -106,6 +106,7 @@ class Relay:
             prompts=self._prompts,
             request_id=request.request_id,
         )
+        outcome = "cancelled"
         try:
             timeout_s = time_left_s()
             if timeout_s is not None and timeout_s <= 0:
@@ -118,13 +119,17 @@ class Relay:
                     yield passage.on_frame(frame)
             if not passage.is_finished:
                 raise UnavailableError(f"worker {placement.entry.name} ended the stream before the answer")
+            outcome = "finished"
         except grpc.aio.AioRpcError as error:
-            raise self._error_of(error, placement) from error
+            ours = self._error_of(error, placement)
+            outcome = ours.reason
+            raise ours from error
         except asyncio.CancelledError:
             request.check()  # a stopped request's call raises this too
             raise
         finally:
             passage.close()
+            _log_end(request, placement, passage, outcome)
 
     def _ticket(
         self, prepared: PreparedRequest, placement: Placement, request: RunningRequest
@@ -157,6 +162,18 @@ class Relay:
 
     def _is_known(self, placement: Placement) -> bool:
         return self._core.registry.get(placement.endpoint) is placement.entry
+
+
+def _log_end(request: RunningRequest, placement: Placement, passage: Passage, outcome: str) -> None:
+    _log.info(
+        "request_ended request_id=%s worker=%s outcome=%s prompt_tokens=%d predicted_tokens=%d cached_tokens=%d",
+        request.request_id,
+        placement.endpoint,
+        outcome,
+        placement.request.prompt_tokens,
+        placement.decision.matched_tokens,
+        passage.cached_tokens,
+    )
 
 
 def _as_unavailable(error: PrefixmeshError, placement: Placement) -> UnavailableError:

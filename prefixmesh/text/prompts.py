@@ -51,13 +51,19 @@ class PromptBuilder:
         answers: AnswerMemory | None,
         *,
         context_length: int,
+        vocab_size: int | None = None,
     ) -> None:
-        """``context_length`` is the most tokens of prompt and answer together; ``answers`` None remembers nothing."""
+        """``context_length`` is the most tokens of prompt and answer together; ``answers`` None remembers nothing.
+
+        ``vocab_size`` is the model's own, None the tokenizer's. Models often have more rows than their tokenizer has tokens, and
+        may generate one: a conversation that holds it must be able to come back.
+        """
         self._tokenizer = tokenizer
         self._template = template
         self._answers = answers
         self._answers_lock = threading.Lock()
         self._context_length = context_length
+        self._vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
 
     def build(self, prompt: Prompt, namespace: Namespace) -> BuiltPrompt:
         """Tokenise a prompt; O(its length), and O(context) for one that is far too long.
@@ -97,10 +103,8 @@ class PromptBuilder:
             )
         self._refuse_too_many("tokens.ids", count)
         highest = int(unpack(packed).max())
-        if highest >= self._tokenizer.vocab_size:
-            raise InvalidRequestError(
-                "tokens.ids", f"ids must be below {self._tokenizer.vocab_size}, got {highest}"
-            )
+        if highest >= self._vocab_size:
+            raise InvalidRequestError("tokens.ids", f"ids must be below {self._vocab_size}, got {highest}")
         return BuiltPrompt(tokens=packed)
 
     def _chat(self, messages: Sequence[ChatMessage], namespace: Namespace) -> BuiltPrompt:

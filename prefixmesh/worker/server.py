@@ -164,6 +164,7 @@ class WorkerServer:
                 text.template,
                 AnswerMemory(ANSWER_MEMORY_BYTES),
                 context_length=info.context_length,
+                vocab_size=info.vocab_size,
             ),
             tokenizer=text.tokenizer,
         )

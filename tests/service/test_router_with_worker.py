@@ -1,0 +1,188 @@
+"""A router in front of the real worker: the two speak one protocol, and one client talks to either."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from prefixmesh.config import EngineConfig, RouterConfig
+from prefixmesh.errors import CancelledError, InvalidRequestError, PrefixmeshError, UnavailableError
+from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.router.model import RouterModel
+from prefixmesh.router.server import RouterServer
+from prefixmesh.rpc.channel import open_channel
+from prefixmesh.text.answer_memory import AnswerMemory
+from prefixmesh.text.prompts import PromptBuilder
+from tests.support.router_kit import Router, chat_request, headers
+from tests.support.scripted_engine import INFO, ScriptedEngine
+from tests.support.servers import Worker, byte_text, eventually, real_worker, scripted_worker
+from tests.support.tiny_model import make_tiny_model
+
+TEXT = (
+    "a prompt that is long enough to fill more than one block of the router, which has 64 tokens to a block"
+)
+
+
+def scripted_model() -> RouterModel:
+    text = byte_text()
+    return RouterModel(
+        name=INFO.model,
+        revision=INFO.model_revision,
+        tokenizer_digest=text.tokenizer.digest,
+        context_length=INFO.context_length,
+        prompts=PromptBuilder(
+            text.tokenizer, text.template, AnswerMemory(2**20), context_length=INFO.context_length
+        ),
+    )
+
+
+@asynccontextmanager
+async def router_before(worker: Worker, model: RouterModel | str) -> AsyncIterator[Router]:
+    """A router in front of one worker, with a model of the test's or the files of one."""
+    name = model if isinstance(model, str) else model.name
+    server = RouterServer(
+        RouterConfig(workers=(worker.bound.address,), model=name),
+        worker.secret,
+        model=None if isinstance(model, str) else model,
+    )
+    bound = await server.start()
+    try:
+        async with open_channel(bound.address) as channel:
+            router = Router(
+                server=server, address=bound.address, secret=worker.secret, workers=[], channel=channel
+            )
+            await router.until_ready(1)
+            yield router
+    finally:
+        await server.stop(0.0)
+
+
+async def read_all(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_router_changes_nothing_but_the_address() -> None:
+    """The same request gives the same tokens and text directly and through a router; the second finds the first's prefix."""
+    engine = ScriptedEngine("An answer, in pieces.")
+    async with scripted_worker(engine) as worker, router_before(worker, scripted_model()) as router:
+        direct = await worker.generate(pb.GenerateRequest(text=TEXT))
+        routed = await router.generate(pb.GenerateRequest(text=TEXT))
+        again = await router.generate(pb.GenerateRequest(text=TEXT))
+        assert (routed.text, routed.token_ids) == (direct.text, direct.token_ids)
+        assert routed.started.namespace_digest == direct.started.namespace_digest
+        assert again.started.cached_tokens.device == len(TEXT) - 1
+        assert again.started.routing.predicted_cached_tokens == 64
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pb.GenerateRequest(text="x", model="other"),
+        pb.GenerateRequest(text="x", adapter="other"),
+        pb.GenerateRequest(text="x" * 2000),
+        pb.GenerateRequest(text="x" * 990, sampling=pb.Sampling(max_tokens=11)),
+        pb.GenerateRequest(text="x", sampling=pb.Sampling(min_p=2)),
+        pb.GenerateRequest(),
+    ],
+    ids=["model", "adapter", "context", "max_tokens", "sampling", "no-prompt"],
+)
+async def test_refusals_name_the_same_field_directly_and_through_a_router(
+    request_: pb.GenerateRequest,
+) -> None:
+    """F58, F59: one client handles both."""
+    async with scripted_worker(ScriptedEngine()) as worker, router_before(worker, scripted_model()) as router:
+        refusals: list[PrefixmeshError] = []
+        for server in (worker, router):
+            with pytest.raises(InvalidRequestError) as caught:
+                await server.generate(request_)
+            refusals.append(caught.value)
+        direct, routed = refusals
+        assert isinstance(direct, InvalidRequestError)
+        assert isinstance(routed, InvalidRequestError)
+        assert direct.field == routed.field
+
+
+@pytest.mark.parametrize("where", ["queued", "decoding"])
+async def test_leaving_stops_the_engine_through_the_router(where: str) -> None:
+    """F17 (first form): a client of the router that disconnects while queued or decoding → the engine's request is aborted."""
+    engine = ScriptedEngine()
+    engine.hold_admission = where == "queued"
+    engine.hold_after_tokens = 1
+    async with scripted_worker(engine) as worker, router_before(worker, scripted_model()) as router:
+        call = router.inference.Generate(pb.GenerateRequest(text=TEXT))
+        await engine.until(lambda: len(engine.running) == 1)
+        if where == "decoding":
+            await call.read()
+            await call.read()
+        call.cancel()
+        await engine.until(lambda: len(engine.aborted) == 1 and not engine.running)
+        await eventually(lambda: router.loads() == [0])
+
+
+async def test_abort_through_the_router_stops_the_engine() -> None:
+    """The id that Started told is the one that works, and the caller's stream says it was aborted."""
+    engine = ScriptedEngine()
+    engine.hold_after_tokens = 1
+    async with scripted_worker(engine) as worker, router_before(worker, scripted_model()) as router:
+        call = router.inference.Generate(pb.GenerateRequest(text=TEXT), metadata=headers("acme"))
+        request_id = (await call.read()).started.request_id
+        assert request_id in engine.running
+        await router.inference.Abort(pb.AbortRequest(request_id=request_id), metadata=headers("acme"))
+        with pytest.raises(grpc.aio.AioRpcError, match="aborted"):
+            await read_all(call)
+        await engine.until(lambda: not engine.running)
+
+
+async def test_request_ended_by_the_worker_alone_says_so() -> None:
+    """The engine aborts a request by itself: CANCELLED reaches the caller, and the load is settled."""
+    engine = ScriptedEngine()
+    engine.hold_after_tokens = 1
+    async with scripted_worker(engine) as worker, router_before(worker, scripted_model()) as router:
+        call = router.inference.Generate(pb.GenerateRequest(text=TEXT))
+        engine.abort((await call.read()).started.request_id)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_all(call)
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+        assert router.loads() == [0]
+
+
+async def test_dead_engine_is_an_error_in_the_middle_and_unavailable_afterwards() -> None:
+    """F65: the engine dies while it answers: a typed error, and the worker is not ready any more."""
+    engine = ScriptedEngine()
+    engine.hold_after_tokens = 1
+    async with scripted_worker(engine) as worker, router_before(worker, scripted_model()) as router:
+        call = router.inference.Generate(pb.GenerateRequest(text=TEXT))
+        await call.read()
+        engine.die()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_all(call)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(UnavailableError, match="worker-0"):
+            await router.generate(pb.GenerateRequest(text=TEXT))
+        with pytest.raises(PrefixmeshError) as direct:
+            await worker.generate(pb.GenerateRequest(text=TEXT))
+        assert not isinstance(direct.value, CancelledError)
+
+
+@pytest.mark.slow
+async def test_chat_through_a_router_finds_the_turn_before(tmp_path: Path) -> None:
+    """Multi-turn with a real model: every turn finds prompt and answer of the one before, less the last token and one page."""
+    model = str(make_tiny_model(tmp_path / "tiny"))
+    engine = EngineConfig(model=model, dtype="float32", max_total_tokens=4096, threads=1)
+    async with real_worker(engine) as worker, router_before(worker, model) as router:
+        turns = [("user", "What is the capital of France? " * 8)]
+        before = 0
+        for turn in range(5):
+            request = chat_request(*turns, sampling=pb.Sampling(temperature=1.0, seed=turn, max_tokens=12))
+            answer = await router.generate(request)
+            assert answer.finished.usage.retokenized_tokens == 0
+            assert answer.started.cached_tokens.device >= before - 2
+            before = answer.started.prompt_tokens + len(answer.token_ids)
+            turns += [("assistant", answer.text), ("user", f"And what is {turn}?")]
+        predicted = answer.started.routing.predicted_cached_tokens
+        assert answer.started.cached_tokens.device - predicted in range(-1, 65)
