@@ -17,9 +17,13 @@ import torch
 from prefixmesh.worker.messages import EngineSampling
 from prefixmesh.worker.sampling_rng import uniforms
 
-TOP_P_FIRST_LOOK: Final = 1024
-"""``top_p`` first looks among so many likeliest tokens, which nearly always reach it; only rows where they do not are sorted
-whole."""
+TOP_P_LOOKS: Final = (64, 1024)
+"""``top_p`` looks among so many likeliest tokens first, which nearly always reach it; only rows where they do not are looked at
+again, and at last sorted whole. Finding the 64 largest of 49,152 takes a fiftieth of sorting them."""
+
+BLOCK: Final = 256
+"""Inverting the cumulative distribution first finds a block by the blocks' sums, then the place in it: a running sum over the
+whole vocabulary would take ten times as long as sums of blocks."""
 
 LEAST_TEMPERATURE: Final = 1e-30
 """Anything above 0 and below this is this: float32 must not take it for 0."""
@@ -41,7 +45,7 @@ def sample(logits: torch.Tensor, params: Sequence[EngineSampling], indices: Sequ
     """
     if not params:
         return Sampled([], {})
-    chosen = logits.argmax(dim=-1)
+    chosen = _argmax(logits)
     # An argmax takes a NaN for the largest, so one look at the largest finds any.
     finite = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).isfinite()
     random_rows = [row for row, param in enumerate(params) if param.temperature > 0.0]
@@ -60,75 +64,104 @@ def sample(logits: torch.Tensor, params: Sequence[EngineSampling], indices: Sequ
     return Sampled(chosen.tolist(), failures)
 
 
+def _argmax(logits: torch.Tensor) -> torch.Tensor:
+    """[R] places of the largest. On a CPU by numpy, which is ten times as fast at it."""
+    if logits.device.type != "cpu":
+        return logits.argmax(dim=-1)
+    return torch.from_numpy(logits.numpy().argmax(axis=-1))
+
+
 def _sample_random(
     logits: torch.Tensor, params: Sequence[EngineSampling], indices: Sequence[int]
 ) -> torch.Tensor:
-    """[n] token ids by inverting the cumulative distribution in vocabulary order, summed in float64."""
-    device, vocab_size = logits.device, logits.shape[1]
+    """[n] token ids by inverting each row's cumulative distribution, in vocabulary order."""
+    device = logits.device
     temperature = torch.tensor(
         [max(param.temperature, LEAST_TEMPERATURE) for param in params], dtype=torch.float32, device=device
     )
-    largest = logits.max(dim=-1, keepdim=True).values
+    largest = logits.amax(dim=-1, keepdim=True)
     # Subtracted before the division, so that a tiny temperature underflows to 0 and never overflows.
-    weights = ((logits - largest) / temperature.unsqueeze(1)).exp_()
+    weights = (logits - largest).div_(temperature.unsqueeze(1)).exp_()
     threshold = torch.tensor([param.min_p for param in params], dtype=torch.float32, device=device)
-    _raise_by_top_k(threshold, weights, [_limited(param.top_k, vocab_size) for param in params])
-    _raise_by_top_p(threshold, weights, params)
-    cumulative = weights.where(weights >= threshold.unsqueeze(1), 0.0).cumsum(dim=-1, dtype=torch.float64)
+    _raise_by_rank(threshold, weights, params)
+    if bool((threshold > 0).any()):
+        weights = weights.where(weights >= threshold.unsqueeze(1), 0.0)
     chance = torch.from_numpy(
         uniforms(
             np.array([param.seed for param in params], dtype=np.uint64),
             np.array(indices, dtype=np.uint64),
         )
     ).to(device)
-    total = cumulative[:, -1]
-    # Strictly below the sum: the first place where the sum exceeds the target then exists, and its own weight is not 0.
-    target = torch.minimum(chance * total, torch.nextafter(total, torch.zeros_like(total)))
-    found = torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
-    return found.clamp_(max=vocab_size - 1)  # rows of NaN find nothing
+    return _invert(weights, chance)
 
 
-def _raise_by_top_k(threshold: torch.Tensor, weights: torch.Tensor, top_k: Sequence[int]) -> None:
-    rows = [row for row, k in enumerate(top_k) if k]
+def _invert(weights: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
+    """[n] places where the running sum of each row of ``weights`` [n, vocab] first exceeds ``chance`` [n] of the whole sum.
+
+    Sums are in float64. A place of weight 0 is never chosen: a target is strictly below the sum that it is sought in.
+    """
+    rows, vocab_size = weights.shape
+    blocks = torch.nn.functional.pad(weights, (0, -vocab_size % BLOCK)).view(rows, -1, BLOCK)
+    sums = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    target = _below(chance * sums[:, -1], sums[:, -1])
+    block = _first_above(sums, target)
+    before = sums.gather(1, (block - 1).clamp_(min=0).unsqueeze(1)).squeeze(1)
+    target = target - before.where(block > 0, 0.0)
+    inside = blocks[torch.arange(rows, device=weights.device), block].cumsum(dim=-1, dtype=torch.float64)
+    place = _first_above(inside, _below(target, inside[:, -1]))
+    return (block * BLOCK + place).clamp_(max=vocab_size - 1)  # a row of NaN finds nothing
+
+
+def _below(target: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    return torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+
+
+def _first_above(sums: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return torch.searchsorted(sums, target.unsqueeze(1), right=True).squeeze(1).clamp_(max=sums.shape[1] - 1)
+
+
+def _raise_by_rank(threshold: torch.Tensor, weights: torch.Tensor, params: Sequence[EngineSampling]) -> None:
+    """Raise the thresholds of rows that limit by rank to the least weight that ``top_k``, then ``top_p``, keeps."""
+    vocab_size, device = weights.shape[1], weights.device
+    top_k = [_limited(param.top_k, vocab_size) for param in params]
+    rows = [row for row, param in enumerate(params) if top_k[row] or param.top_p < 1.0]
     if not rows:
         return
-    selected = torch.tensor(rows, device=weights.device)
-    ranks = torch.tensor([top_k[row] - 1 for row in rows], device=weights.device)
-    likeliest = weights.index_select(0, selected).topk(max(top_k[row] for row in rows), dim=-1).values
-    kth = likeliest.gather(1, ranks.unsqueeze(1)).squeeze(1)
-    threshold[selected] = torch.maximum(threshold[selected], kth)
-
-
-def _raise_by_top_p(threshold: torch.Tensor, weights: torch.Tensor, params: Sequence[EngineSampling]) -> None:
-    """Raise each row's threshold to the least weight of the smallest set of likeliest tokens that reaches ``top_p``."""
-    rows = [row for row, param in enumerate(params) if param.top_p < 1.0]
-    if not rows:
-        return
-    device, vocab_size = weights.device, weights.shape[1]
     selected = torch.tensor(rows, device=device)
-    # What top_k left; min_p comes after top_p, so it does not shrink the sum that top_p is a share of.
-    kept = weights.index_select(0, selected)
-    top_k = [_limited(params[row].top_k, vocab_size) for row in rows]
-    by_top_k = torch.zeros(len(rows), dtype=torch.float32, device=device)
-    _raise_by_top_k(by_top_k, kept, top_k)
-    kept = kept.where(kept >= by_top_k.unsqueeze(1), 0.0)
-    share = torch.tensor([params[row].top_p for row in rows], dtype=torch.float64, device=device)
-    wanted = kept.sum(dim=-1, dtype=torch.float64) * share
-    least, reached = _nucleus_threshold(kept, wanted, min(TOP_P_FIRST_LOOK, vocab_size))
-    if not bool(reached.all()):
-        again = (~reached).nonzero().flatten()
-        least[again], _ = _nucleus_threshold(kept[again], wanted[again], vocab_size)
+    candidates = weights.index_select(0, selected)
+    look = min(max(TOP_P_LOOKS[0], *(top_k[row] for row in rows)), vocab_size)
+    likeliest = candidates.topk(look, dim=-1).values
+    ranks = torch.tensor([top_k[row] for row in rows], device=device)
+    least = likeliest.gather(1, (ranks - 1).clamp_(min=0).unsqueeze(1)).squeeze(1).where(ranks > 0, 0.0)
+    top_p = torch.tensor([params[row].top_p for row in rows], dtype=torch.float64, device=device)
+    if bool((top_p < 1.0).any()):
+        _raise_by_top_p(least, candidates, likeliest, top_p)
     threshold[selected] = torch.maximum(threshold[selected], least)
 
 
-def _nucleus_threshold(
-    weights: torch.Tensor, wanted: torch.Tensor, look: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weight at which the ``look`` largest of each row first sum to ``wanted``, and whether they do."""
-    likeliest = weights.topk(look, dim=-1).values
-    sums = likeliest.cumsum(dim=-1, dtype=torch.float64)
-    place = torch.searchsorted(sums, wanted.unsqueeze(1)).clamp_(max=look - 1)
-    return likeliest.gather(1, place).squeeze(1), sums[:, -1] >= wanted
+def _raise_by_top_p(
+    least: torch.Tensor, candidates: torch.Tensor, likeliest: torch.Tensor, top_p: torch.Tensor
+) -> None:
+    """Raise ``least`` [m] to the least weight of the smallest set of likeliest tokens whose sum reaches ``top_p`` of what is at
+    least ``least`` already. ``likeliest`` are the largest of ``candidates`` [m, vocab], in falling order."""
+    vocab_size = candidates.shape[1]
+    total = candidates.where(candidates >= least.unsqueeze(1), 0.0).sum(dim=-1, dtype=torch.float64)
+    wanted = total * top_p
+    left = (top_p < 1.0).nonzero().flatten()
+    for look in (likeliest.shape[1], *TOP_P_LOOKS[1:], vocab_size):
+        # A larger look has the same falling order and so the same sums: which look finds the place changes nothing.
+        if look > likeliest.shape[1]:
+            likeliest = candidates[left].topk(min(look, vocab_size), dim=-1).values
+        elif len(likeliest) != len(left):
+            likeliest = likeliest[left]
+        sums = likeliest.cumsum(dim=-1, dtype=torch.float64)
+        place = torch.searchsorted(sums, wanted[left].unsqueeze(1)).clamp_(max=likeliest.shape[1] - 1)
+        reached = (sums[:, -1] >= wanted[left]) | (likeliest.shape[1] == vocab_size)
+        found = left[reached]
+        least[found] = torch.maximum(least[found], likeliest.gather(1, place).squeeze(1)[reached])
+        left, likeliest = left[~reached], likeliest[~reached]
+        if not len(left):
+            return
 
 
 def _limited(top_k: int, vocab_size: int) -> int:

@@ -4,9 +4,17 @@ After every rule the invariants are recomputed. The fake model checks that every
 tokens, in its own namespace; and every answer must equal the undisturbed one, whoever was preempted, aborted or flushed meanwhile.
 """
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from prefixmesh.worker.messages import Admitted, Ended, Refused, TokensOut
 from tests.support.fake_model import expected_output
@@ -155,3 +163,11 @@ TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+@pytest.mark.deep
+def test_the_scheduler_machine_for_long() -> None:
+    """The same with thousands of histories."""
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        SchedulerMachine, settings=settings(TestSchedulerMachine.settings, max_examples=5000)
+    )

@@ -11,6 +11,7 @@ import pytest
 from prefixmesh.worker.framing import (
     MAX_FRAME_BYTES,
     FrameError,
+    FromEngine,
     Loading,
     StartFailed,
     decode_command,
@@ -19,11 +20,17 @@ from prefixmesh.worker.framing import (
     read_frame,
     receive_frame,
 )
-from prefixmesh.worker.messages import Abort, Ended, Flush, GetStats, Shutdown, StepEvents, TokensOut
+from prefixmesh.worker.messages import Abort, Command, Ended, Flush, GetStats, Shutdown, StepEvents, TokensOut
 from tests.support.scheduling import submit_command
 
-COMMANDS = [submit_command("r", [1, 2, 3]), Abort(request_id="r"), GetStats(), Flush(), Shutdown()]
-FROM_ENGINE = [
+COMMANDS: list[Command] = [
+    submit_command("r", [1, 2, 3]),
+    Abort(request_id="r"),
+    GetStats(),
+    Flush(),
+    Shutdown(),
+]
+FROM_ENGINE: list[FromEngine] = [
     Loading(doing="weights"),
     StartFailed(kind="config", problem="no"),
     StepEvents(

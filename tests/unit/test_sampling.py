@@ -13,7 +13,7 @@ from prefixmesh.worker.messages import EngineSampling
 from prefixmesh.worker.sampling import sample
 from prefixmesh.worker.sampling_rng import uniforms
 
-VOCAB = 40
+VOCAB = 300  # more than a block, and no multiple of one
 
 
 def params(
@@ -33,7 +33,7 @@ def params(
 PARAMS = st.builds(
     params,
     temperature=st.sampled_from([0.0, 1e-40, 0.3, 1.0, 3.0, 100.0]),
-    top_k=st.sampled_from([0, 1, 2, 7, 39, 40, 1000]),
+    top_k=st.sampled_from([0, 1, 2, 7, 299, 300, 1000]),
     top_p=st.sampled_from([1e-9, 0.1, 0.5, 0.9, 0.999, 1.0]),
     min_p=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
     seed=st.integers(0, 2**63 - 1),
@@ -72,7 +72,7 @@ def naive_choice(logits: torch.Tensor, p: EngineSampling, index: int) -> int:
     return kept[-1]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     rows=st.lists(st.tuples(PARAMS, st.integers(0, 100)), min_size=1, max_size=6), seed=st.integers(0, 1000)
 )
@@ -93,11 +93,12 @@ def test_same_seed_same_token_whatever_shares_the_batch(rows: list[tuple[EngineS
 
 
 def test_the_nucleus_is_right_when_the_first_look_is_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that need more than the first look are sorted whole, and get the same token."""
+    """Rows that need more than the first looks are sorted whole, and get the same token; whatever the blocks."""
     logits = random_logits(16, spread=0.1)
     rows = [params(top_p=0.8, seed=i) for i in range(16)]
     whole = sample(logits, rows, [0] * 16).token_ids
-    monkeypatch.setattr(sampling, "TOP_P_FIRST_LOOK", 2)
+    monkeypatch.setattr(sampling, "TOP_P_LOOKS", (2, 5))
+    monkeypatch.setattr(sampling, "BLOCK", 7)
     assert sample(logits, rows, [0] * 16).token_ids == whole
 
 

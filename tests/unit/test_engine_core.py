@@ -1,0 +1,169 @@
+"""The engine's core and its loop, over a fake model: errors stay in their step, and an idle engine sleeps."""
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from prefixmesh.worker import engine_loop
+from prefixmesh.worker.engine import EngineCore
+from prefixmesh.worker.engine_loop import CommandInbox, run_engine_loop
+from prefixmesh.worker.engine_rates import EngineRates
+from prefixmesh.worker.messages import (
+    Abort,
+    Ended,
+    EngineInfo,
+    Event,
+    Flush,
+    GetStats,
+    Shutdown,
+    Stats,
+    TokensOut,
+)
+from tests.support.fake_model import FAKE_VOCAB, expected_output
+from tests.support.scheduling import Bench, submit_command
+
+INFO = EngineInfo(
+    model="fake",
+    model_revision="0",
+    vocab_size=FAKE_VOCAB,
+    context_length=64,
+    page_size=1,
+    total_pages=64,
+    max_total_tokens=64,
+    max_running_requests=8,
+    prefix_cache="radix",
+    device="cpu",
+    dtype="float32",
+    eos_token_ids=(),
+    memory_sums="none",
+)
+
+
+class Clock:
+    """Ticks a hundredth of a second at every look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.01
+        return self.now
+
+
+def make_core() -> tuple[EngineCore, Bench]:
+    bench = Bench(max_running=1)
+    return EngineCore(info=INFO, scheduler=bench.scheduler, runner=bench.model, clock=Clock()), bench
+
+
+def finish(core: EngineCore) -> list[Event]:
+    events: list[Event] = []
+    while core.has_work:
+        events += core.step(0.0)
+        core.check_invariants()
+    return events
+
+
+def answer(events: Sequence[Event]) -> list[int]:
+    return [token for event in events if isinstance(event, TokensOut) for token in event.token_ids]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("secret detail"), MemoryError(), KeyError("x")])
+def test_an_error_in_a_step_fails_its_requests_and_the_engine_goes_on(error: Exception) -> None:
+    core, bench = make_core()
+    core.submit(submit_command("bad", [1, 2]), 0.0)
+    core.submit(submit_command("good", [1, 2], max_tokens=3), 0.0)
+    bench.model.fail_next = error
+    events = finish(core)
+    ends = {event.request_id: event for event in events if isinstance(event, Ended)}
+    assert ends["bad"].reason == "failed"
+    assert type(error).__name__ in ends["bad"].error
+    assert "secret" not in ends["bad"].error
+    assert ends["good"].reason == "length"
+    assert answer(events) == expected_output([1, 2], 3)
+    stats = core.stats()
+    assert stats.free_pages + stats.evictable_pages == stats.total_pages
+    assert (stats.running, stats.queued, stats.protected_pages) == (0, 0, 0)
+
+
+def test_stats_count_what_was_served() -> None:
+    core, _ = make_core()
+    for name in ("cold", "warm"):
+        core.submit(submit_command(name, [1, 2, 3, 4], max_tokens=2), 0.0)
+        finish(core)
+    [stats] = core.handle(GetStats(), 0.0)
+    assert isinstance(stats, Stats)
+    assert (stats.prompt_tokens, stats.cached_tokens, stats.steps) == (8, 3, 4)
+    assert stats.decode_step_ms == pytest.approx(10.0)
+    core.handle(Flush(), 0.0)
+    assert core.stats().free_pages == core.stats().total_pages
+
+
+def test_rates_are_moving_averages_and_a_mixed_step_is_shared_out() -> None:
+    rates = EngineRates()
+    rates.record(prefill_tokens=0, decoding=4, elapsed_s=0.010)
+    rates.record(prefill_tokens=0, decoding=4, elapsed_s=0.020)
+    assert rates.decode_step_ms == pytest.approx(11.0)
+    rates.record(prefill_tokens=100, decoding=4, elapsed_s=0.111)
+    assert rates.prefill_tokens_per_s == pytest.approx(1000.0)
+    rates.record(prefill_tokens=1, decoding=4, elapsed_s=0.001)
+    assert rates.prefill_tokens_per_s == pytest.approx(1000.0 + 0.1 * (10_000.0 - 1000.0))
+    rates.record(prefill_tokens=1, decoding=0, elapsed_s=0.0)  # a clock that did not move says nothing
+
+
+def run_loop(core: EngineCore, inbox: CommandInbox) -> list[Event]:
+    events: list[Event] = []
+    run_engine_loop(core, inbox, events.extend, Clock())
+    return events
+
+
+def test_the_loop_serves_until_shutdown_in_the_order_of_the_commands() -> None:
+    core, _ = make_core()
+    inbox = CommandInbox()
+    answered = threading.Event()
+    events: list[Event] = []
+
+    def send(batch: Sequence[Event]) -> None:
+        events.extend(batch)
+        if any(isinstance(event, Ended) and event.request_id == "r" for event in batch):
+            answered.set()
+
+    thread = threading.Thread(target=run_engine_loop, args=(core, inbox, send, Clock()))
+    thread.start()
+    inbox.put(submit_command("gone", [1, 2]))
+    inbox.put(Abort(request_id="gone"))
+    inbox.put(submit_command("r", [1, 2], max_tokens=3))
+    assert answered.wait(5)
+    inbox.put(Shutdown())
+    thread.join(5)
+    assert not thread.is_alive()
+    assert expected_output([1, 2], 3) == answer(
+        [e for e in events if isinstance(e, TokensOut) and e.request_id == "r"]
+    )
+
+
+def test_an_idle_loop_takes_no_step() -> None:
+    """It waits for a command; a look at the figures is answered without computing anything."""
+    core, bench = make_core()
+    inbox = CommandInbox()
+    inbox.put(GetStats())
+    inbox.put(GetStats())
+    inbox.put(Shutdown())
+    events = run_loop(core, inbox)
+    assert events == []  # the shutdown came in the same batch of commands: nothing is owed after it
+    assert not bench.model.plans
+
+
+def test_the_inbox_bounds_submits_and_never_refuses_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_loop, "MAX_INBOX_SUBMITS", 2)
+    inbox = CommandInbox()
+    assert inbox.put(submit_command("a", [1]))
+    assert inbox.put(submit_command("b", [1]))
+    assert not inbox.put(submit_command("c", [1]))
+    assert inbox.put(Abort(request_id="a"))
+    waiting = threading.Thread(target=inbox.put, args=(submit_command("d", [1]),), kwargs={"wait": True})
+    waiting.start()
+    taken = inbox.take(wait=False)
+    waiting.join(5)
+    assert not waiting.is_alive()
+    assert len(taken) + len(inbox.take(wait=False)) == 4
