@@ -176,9 +176,10 @@ def test_a_flush_frees_what_is_unlocked_and_keeps_what_is_read_until_it_is_relea
 
 
 def test_pages_that_a_flush_cut_off_never_enter_the_new_tree() -> None:
-    """A request that outlives a flush inserts nothing, keeps reading, and gives each page back once."""
+    """A request that outlives a flush inserts nothing, keeps reading all it read, and gives each page back once."""
     allocator = PageAllocator(12)
     cache = RadixCache(allocator, page_size=1)
+    insert_prompt(cache, allocator, [1, 2])
     insert_prompt(cache, allocator, [1, 2, 3])
     match = cache.match_prefix(key_of([1, 2, 3, 4, 5]), 1.0)
     old = cache.lock(match.last_device_node)

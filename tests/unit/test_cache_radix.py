@@ -11,6 +11,7 @@ from prefixmesh.cache.node import TreeNode, nodes_below
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.radix_cache import RadixCache
 from prefixmesh.errors import ConfigError, InternalError
+from prefixmesh.ids import Namespace
 from prefixmesh.tokens import TOKEN_BYTES, pack, unpack
 from tests.support.cache_kit import NS_A, NS_B, as_pages, insert_prompt, key_of, take
 
@@ -71,6 +72,18 @@ def test_a_split_leaves_locks_times_and_hits_on_both_halves() -> None:
     cache.check_invariants()
 
 
+def test_a_split_by_itself_dates_both_halves_alike() -> None:
+    """Rule 4 holds for the split alone, whatever use of its path comes next."""
+    cache, allocator = make()
+    insert_prompt(cache, allocator, [1, 2, 3], now=3.0)
+    cache.match_prefix(key_of([1, 2, 3]), 5.0)
+    (node,) = nodes_of(cache)
+    upper = cache._accounts.split(node, TOKEN_BYTES, 1, node.key[TOKEN_BYTES : 2 * TOKEN_BYTES])
+    for half in (upper, node):
+        assert (half.creation_time, half.last_access_time, half.hit_count) == (3.0, 5.0, 1)
+    cache.check_invariants()
+
+
 def test_a_match_dates_the_path_and_a_split_alone_does_not_date_the_tail() -> None:
     """The tail behind a split was not used, so it keeps its time; the new front is used and takes the match's."""
     cache, allocator = make()
@@ -115,8 +128,10 @@ def test_a_key_shorter_than_a_page_finds_nothing_under_any_namespace() -> None:
     insert_prompt(cache, allocator, [1, 2, 3, 4])
     assert cache.peek(key_of([1, 2, 3])) == 0
     assert cache.match_prefix(key_of([1, 2, 3]), 1.0).matched_tokens == 0
-    cut = NS_A + pack([1])
-    assert cache.peek(key_of([2, 3, 4], type(NS_A)(cut))) == 0
+    longer = Namespace(NS_A + pack([1]))
+    assert cache.peek(key_of([2, 3, 4], longer)) == 0
+    assert cache.match_prefix(key_of([2, 3, 4], longer), 1.0).matched_tokens == 0
+    cache.check_invariants()
 
 
 @pytest.mark.parametrize("offset", range(16))
