@@ -168,6 +168,6 @@ TestSchedulerMachine.settings = settings(
 @pytest.mark.deep
 def test_the_scheduler_machine_for_long() -> None:
     """The same with thousands of histories."""
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         SchedulerMachine, settings=settings(TestSchedulerMachine.settings, max_examples=5000)
     )
