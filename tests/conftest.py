@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import prefixmesh.worker.model  # noqa: F401 - before torch: it makes torch's threads wait without spinning
 from prefixmesh.model_files.source import ModelFiles, resolve_model
 from tests.support.tiny_model import make_tiny_model
 

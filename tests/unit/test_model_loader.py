@@ -2,6 +2,8 @@
 
 import json
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -11,7 +13,7 @@ import torch
 
 from prefixmesh.errors import ModelFileError
 from prefixmesh.model_files.model_config import read_model_config
-from prefixmesh.model_files.source import resolve_model
+from prefixmesh.model_files.source import ModelFiles, resolve_model
 from prefixmesh.worker.model import linear, tensor_source
 from prefixmesh.worker.model.gguf_weights import GgufTensors
 from prefixmesh.worker.model.linear import PlainLinear
@@ -247,20 +249,16 @@ def test_bfloat16_weights_are_the_rounded_float32_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_loading_is_quick_and_lean(smollm2_files: object) -> None:
+def test_loading_is_quick_and_lean(smollm2_files: ModelFiles) -> None:
     """The default model in at most 8 s of work and 1.5 times the memory of its weights in bfloat16, at peak."""
-    import subprocess
-    import sys
-
     script = """
 import resource, sys, time
-from pathlib import Path
 import torch
 from prefixmesh.model_files.model_config import read_model_config
 from prefixmesh.model_files.source import resolve_model
 from prefixmesh.worker.model import loader
 torch.set_num_threads(1)
-files = resolve_model("smollm2")
+files = resolve_model(sys.argv[1])
 config = read_model_config(files)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 started = time.process_time()
@@ -270,7 +268,11 @@ peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 print(seconds, peak, 2 * sum(torch.Size(s).numel() for s in loader._expected_shapes(config, None, gguf=True).values()))
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", script, str(smollm2_files.path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
     )
     seconds, peak, final = (float(x) for x in done.stdout.split())
     assert seconds <= 8
