@@ -80,9 +80,9 @@ def _print_summary(result: "DemoResult") -> None:
     from prefixmesh.demo.summary import compare
 
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("")
-    table.add_column("caching on", justify="right")
-    table.add_column("caching off", justify="right")
+    table.add_column("", no_wrap=True)
+    table.add_column("caching on", justify="right", no_wrap=True)
+    table.add_column("caching off", justify="right", no_wrap=True)
     for line in compare(result.cache_on.summary, result.cache_off.summary):
         table.add_row(*line)
     Console().print(table)
