@@ -69,7 +69,8 @@ async def eventually_health(router: Router, state: int) -> None:
 async def test_worker_of_another_model_is_not_ready(script: Script, problem: str) -> None:
     """F33: the mismatch is named to whoever asks, and nothing is sent there."""
     async with running_router(1, script=script, wait=False) as router:
-        await eventually(lambda: router.workers[0].described > 0)
+        (entry,) = router.server.core.registry
+        await eventually(lambda: problem in entry.problem)
         with pytest.raises(UnavailableError, match=problem):
             await router.generate(token_request([1]))
         assert problem in (await router.list_workers())[0].problem

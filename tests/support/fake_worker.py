@@ -47,26 +47,34 @@ def common_prefix_tokens(one: bytes, other: bytes) -> int:
     return int(differs[0]) if len(differs) else shorter
 
 
-@dataclass
 class Gate:
-    """Something that waits until it is opened; open from the start."""
+    """Something that waits until it is let through; open from the start."""
 
-    _event: asyncio.Event = field(default_factory=asyncio.Event)
-    waiting: int = 0
-
-    def __post_init__(self) -> None:
-        self._event.set()
+    def __init__(self) -> None:
+        self.waiting = 0
+        self._is_open = True
+        self._permits = 0
+        self._changed = asyncio.Event()
 
     def shut(self) -> None:
-        self._event.clear()
+        self._is_open = False
 
     def open(self) -> None:
-        self._event.set()
+        self._is_open = True
+        self._changed.set()
+
+    def let_one(self) -> None:
+        """Let one through that waits, or the next that comes."""
+        self._permits += 1
+        self._changed.set()
 
     async def wait(self) -> None:
         self.waiting += 1
         try:
-            await self._event.wait()
+            while not self._is_open and not self._permits:
+                self._changed.clear()
+                await self._changed.wait()
+            self._permits = max(0, self._permits - 1)
         finally:
             self.waiting -= 1
 

@@ -68,6 +68,17 @@ def test_unique_prompts_spread_evenly() -> None:
     assert 80 <= taken["w0"] <= 120
 
 
+def test_idle_equals_take_turns() -> None:
+    """One request at a time, each with a new prompt: nobody's cache takes all the eviction."""
+    core = make_core(4)
+    taken = Counter[str]()
+    for seed in range(40):
+        placement = core.route(prompt(unique(seed, 300)))
+        taken[placement.endpoint] += 1
+        run_through(core, placement)
+    assert set(taken.values()) == {10}
+
+
 @pytest.mark.parametrize("rates", [Rates(0.0, 0.0), Rates(800.0, 40.0), Rates(20_000.0, 8.0)])
 @pytest.mark.parametrize("prefix_tokens", [4000, 4096])
 @pytest.mark.parametrize("max_tokens", [1, 16, None])
