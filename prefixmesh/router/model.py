@@ -8,7 +8,7 @@ from prefixmesh.model_files.revision import model_revision
 from prefixmesh.model_files.source import resolve_model
 from prefixmesh.text.answer_memory import AnswerMemory
 from prefixmesh.text.chat_template import load_chat_template
-from prefixmesh.text.prompts import PromptBuilder
+from prefixmesh.text.prompts import PromptBuilder, text_digest
 from prefixmesh.text.tokenizer import load_tokenizer
 
 
@@ -31,16 +31,16 @@ def load_router_model(config: RouterConfig) -> RouterModel:
     Raises ModelFileError.
     """
     files = resolve_model(config.model)
-    tokenizer = load_tokenizer(files)
+    tokenizer, template = load_tokenizer(files), load_chat_template(files)
     model_config = read_model_config(files)
     return RouterModel(
         name=files.name,
         revision=model_revision(files),
-        tokenizer_digest=tokenizer.digest,
+        tokenizer_digest=text_digest(tokenizer, template),
         context_length=model_config.context_length,
         prompts=PromptBuilder(
             tokenizer,
-            load_chat_template(files),
+            template,
             AnswerMemory(config.answer_memory_bytes),
             context_length=model_config.context_length,
             vocab_size=model_config.vocab_size,

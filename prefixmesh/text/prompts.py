@@ -5,6 +5,7 @@ templates are driven), and BOS comes first where the model wants it. In a chat o
 answers that were generated here come back as the very ids that were generated, so that the next turn finds their KV.
 """
 
+import hashlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +40,12 @@ class BuiltPrompt:
 
     history: bytes | None = None
     """Digest of the conversation up to where the answer begins, for ``remember``; None for prompts that are no chat."""
+
+
+def text_digest(tokenizer: Tokenizer, template: ChatTemplate | None) -> str:
+    """Identity of how text becomes tokens: equal for two servers if and only if they tokenise every prompt alike."""
+    parts = f"{tokenizer.digest}/{template.digest if template is not None else ''}"
+    return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 
 class PromptBuilder:

@@ -22,7 +22,7 @@ from prefixmesh.rpc.identity import is_loopback
 from prefixmesh.rpc.server import add_service, make_server
 from prefixmesh.text.answer_memory import AnswerMemory
 from prefixmesh.text.chat_template import ChatTemplate, load_chat_template
-from prefixmesh.text.prompts import PromptBuilder
+from prefixmesh.text.prompts import PromptBuilder, text_digest
 from prefixmesh.text.tokenizer import Tokenizer, load_tokenizer
 from prefixmesh.worker.caller import CallerCheck
 from prefixmesh.worker.control_service import WorkerControlService, WorkerIdentity
@@ -171,7 +171,7 @@ class WorkerServer:
         identity = WorkerIdentity(
             worker_id=config.worker_id,
             incarnation=self._incarnation,
-            tokenizer_digest=text.tokenizer.digest,
+            tokenizer_digest=text_digest(text.tokenizer, text.template),
         )
         control = WorkerControlService(secret=self._secret, identity=identity, info=info, engine=self._engine)
         server = make_server()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefixmesh.cache.namespace import short_digest
-from prefixmesh.errors import InvalidRequestError, PrefixmeshError, UnavailableError
+from prefixmesh.errors import PrefixmeshError, UnavailableError
 from prefixmesh.ids import Namespace, RequestId
 from prefixmesh.proto import codec
 from prefixmesh.proto.v1 import inference_pb2 as pb
@@ -31,6 +31,7 @@ from prefixmesh.requests import (
     resolve_max_tokens,
 )
 from prefixmesh.rpc.status import AnyContext
+from prefixmesh.served_model import check_model
 from prefixmesh.text.detokenizer import IncrementalDetokenizer
 from prefixmesh.text.prompts import BuiltPrompt, PromptBuilder
 from prefixmesh.text.tokenizer import Tokenizer
@@ -100,7 +101,7 @@ class InferenceService:
         arrived = time.monotonic()
         caller = self._callers.identify(context.invocation_metadata())
         request = codec.decode_generate(message)
-        self._check_model(request)
+        check_model(self._info.model, request.model, request.adapter)
         with self._calls.enter(caller.request_id, caller.tenant):
             prepared = await self._prepare(caller, request, arrived)
             answer = AnswerStream(
@@ -139,7 +140,7 @@ class InferenceService:
         """Token ids of a prompt, as Generate would see them for a caller without ``extra_key``."""
         caller = self._callers.identify(context.invocation_metadata())
         prompt = codec.decode_tokenize(message)
-        self._check_model(GenerateRequest(prompt=prompt, model=message.model))
+        check_model(self._info.model, message.model)
         with self._calls.enter(
             caller.request_id, caller.tenant
         ):  # long prompts wait for threads: bounded, too
@@ -156,16 +157,6 @@ class InferenceService:
             name=info.model, revision=info.model_revision, context_length=info.context_length, adapters=()
         )
         return pb.ListModelsResponse(models=[model])
-
-    def _check_model(self, request: GenerateRequest) -> None:
-        if request.model not in ("", self._info.model):
-            named = request.model[:MAX_QUOTED_CHARS]
-            raise InvalidRequestError(
-                "model", f"no model {named!r} here; this worker serves {self._info.model!r}"
-            )
-        if request.adapter:
-            named = request.adapter[:MAX_QUOTED_CHARS]
-            raise InvalidRequestError("adapter", f"no adapter {named!r} here; this worker serves none")
 
     async def _prepare(self, caller: WorkerCaller, request: GenerateRequest, arrived: float) -> Prepared:
         namespace = self._callers.namespace(caller, request.extra_key)

@@ -16,7 +16,7 @@ from prefixmesh.router.model import RouterModel
 from prefixmesh.router.server import RouterServer
 from prefixmesh.rpc.channel import open_channel
 from prefixmesh.text.answer_memory import AnswerMemory
-from prefixmesh.text.prompts import PromptBuilder
+from prefixmesh.text.prompts import PromptBuilder, text_digest
 from tests.support.router_kit import Router, chat_request, headers
 from tests.support.scripted_engine import INFO, ScriptedEngine
 from tests.support.servers import Worker, byte_text, eventually, real_worker, scripted_worker
@@ -32,7 +32,7 @@ def scripted_model() -> RouterModel:
     return RouterModel(
         name=INFO.model,
         revision=INFO.model_revision,
-        tokenizer_digest=text.tokenizer.digest,
+        tokenizer_digest=text_digest(text.tokenizer, text.template),
         context_length=INFO.context_length,
         prompts=PromptBuilder(
             text.tokenizer, text.template, AnswerMemory(2**20), context_length=INFO.context_length
