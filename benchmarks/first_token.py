@@ -18,10 +18,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from prefixmesh import tokens
 from prefixmesh.client import Client
 from prefixmesh.requests import TokenPrompt
+from prefixmesh.rpc.channel import open_sync_channel
 
 LONG_TOKENS = 1500
 SHARED_TOKENS = 1400
@@ -32,7 +36,12 @@ VOCABULARY = range(1000, 40000)
 @contextmanager
 def server(module: str, *arguments: str) -> Iterator[str]:
     """Run ``python -m module``; yields the address it says it listens on, and ends it at the end."""
-    process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     assert process.stdout is not None
     try:
         for line in process.stdout:
@@ -44,6 +53,15 @@ def server(module: str, *arguments: str) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(timeout=30)
+
+
+def wait_until_serving(address: str) -> None:
+    """Returns when the server's health says SERVING: a router listens before it has heard from its workers."""
+    with open_sync_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        for answer in stub.Watch(health_pb2.HealthCheckRequest(), timeout=60):
+            if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                return
 
 
 def first_token_ms(client: Client, ids: list[int]) -> float:
@@ -82,6 +100,7 @@ def main() -> None:
         router_address = stack.enter_context(server("prefixmesh.router", *common, "--worker", worker_address))
         direct = stack.enter_context(Client(worker_address))
         routed = stack.enter_context(Client(router_address))
+        wait_until_serving(router_address)
         routed.generate("hello", max_tokens=1, timeout_s=60)
         cold, warm = cold_and_warm(routed, options.repeats, rng)
         short = rng.choices(VOCABULARY, k=SHORT_TOKENS)

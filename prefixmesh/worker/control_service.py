@@ -1,7 +1,9 @@
 """``WorkerControl``: what members of the fleet ask a worker. Every call must carry the fleet's control token."""
 
+import asyncio
 import hmac
 from dataclasses import dataclass
+from typing import Final
 
 from prefixmesh.cache.fingerprint import FINGERPRINT_VERSION
 from prefixmesh.errors import AuthenticationError
@@ -13,7 +15,10 @@ from prefixmesh.rpc.identity import bearer_token
 from prefixmesh.rpc.status import AnyContext
 from prefixmesh.worker.caller import Metadata
 from prefixmesh.worker.engine_client import EngineClient
-from prefixmesh.worker.messages import EngineInfo
+from prefixmesh.worker.messages import EngineInfo, Stats
+
+STATS_WAIT_S: Final = 0.2
+"""How long an answer waits for the engine's newest figures. The engine answers between steps, and a step may take seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,8 @@ class WorkerControlService:
         self._identity = identity
         self._info = info
         self._engine = engine
+        self._stats: Stats | None = None
+        self._asking: asyncio.Task[Stats] | None = None
 
     async def Describe(  # noqa: N802  the service's own name
         self, request: pb.DescribeRequest, context: AnyContext
@@ -43,7 +50,7 @@ class WorkerControlService:
         """Who this worker is and how fast it has been measured to be."""
         self._authenticate(context.invocation_metadata())
         info, identity = self._info, self._identity
-        stats = await self._engine.stats()
+        stats = await self._recent_stats()
         return pb.DescribeResponse(
             worker_id=identity.worker_id,
             incarnation=identity.incarnation,
@@ -69,6 +76,15 @@ class WorkerControlService:
             queued_requests=stats.queued,
             tokenizer_digest=identity.tokenizer_digest,
         )
+
+    async def _recent_stats(self) -> Stats:
+        """The engine's figures; those it told last while a long step keeps it from answering: busy is not dead."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._engine.stats())
+        done, _ = await asyncio.wait({self._asking}, timeout=None if self._stats is None else STATS_WAIT_S)
+        if self._stats is None or done:
+            self._stats = self._asking.result()
+        return self._stats
 
     def _authenticate(self, metadata: Metadata | None) -> None:
         token = bearer_token(dict(metadata or ()))

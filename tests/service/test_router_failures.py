@@ -311,3 +311,19 @@ async def test_end_of_a_stream_from_a_former_life_counts_for_nobody() -> None:
 
 def worker_named(router: Router, worker_id: str) -> FakeWorker:
     return next(worker for worker in router.workers if worker.worker_id == worker_id)
+
+
+async def test_busy_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker too busy to say who it is, and alive by its health stream, stays ready and is sent requests."""
+    monkeypatch.setattr("prefixmesh.router.workers.DESCRIBE_INTERVAL_S", 0.01)
+    monkeypatch.setattr("prefixmesh.router.workers.DESCRIBE_TIMEOUT_S", 0.05)
+    async with running_router(1) as router:
+        worker = router.workers[0]
+        worker.script.before_describe.shut()
+        asked = worker.described
+        await eventually(
+            lambda: worker.described >= asked + 3
+        )  # at least one of them was not answered in time
+        assert len(router.server.core.registry.ready) == 1
+        await router.generate(token_request(PROMPT))
+        worker.script.before_describe.open()

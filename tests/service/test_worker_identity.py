@@ -11,9 +11,10 @@ from prefixmesh.errors import AuthenticationError, InvalidRequestError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2 as control_pb
 from prefixmesh.rpc.status import from_rpc_error
+from prefixmesh.text.prompts import text_digest
 from prefixmesh.ticket import TICKET_METADATA
-from tests.support.scripted_engine import ScriptedEngine, byte_tokenizer
-from tests.support.servers import Metadata, Worker, failure_of, rest_of, scripted_worker
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.servers import Metadata, Worker, byte_text, failure_of, rest_of, scripted_worker
 
 PROMPT = "a prompt that several tenants send, word for word"
 REQUEST = pb.GenerateRequest(text=PROMPT)
@@ -173,4 +174,16 @@ async def test_describe_tells_what_a_router_needs() -> None:
     assert (told.pool.total_pages, told.pool.free_pages) == (4000, 3993)
     assert (told.pool.evictable_pages, told.pool.protected_pages) == (4, 3)
     assert (told.max_running_requests, told.running_requests, told.queued_requests) == (8, 0, 0)
-    assert told.tokenizer_digest == byte_tokenizer().digest
+    assert told.tokenizer_digest == text_digest(byte_text().tokenizer, byte_text().template)
+
+
+async def test_describe_answers_with_the_last_figures_while_a_step_runs() -> None:
+    """Busy is not dead: an engine that is inside a long step keeps nobody waiting for who it is."""
+    engine = ScriptedEngine()
+    async with scripted_worker(engine) as worker:
+        metadata = worker.control_metadata()
+        before = await worker.control.Describe(control_pb.DescribeRequest(), metadata=metadata)
+        engine.hold_stats = True
+        during = await worker.control.Describe(control_pb.DescribeRequest(), metadata=metadata, timeout=5)
+        assert during == before
+        engine.release()

@@ -102,6 +102,8 @@ class Script:
     before_delta: Gate = field(default_factory=Gate)
     """Each delta but the first waits here."""
 
+    before_describe: Gate = field(default_factory=Gate)
+
     ends_early: bool = False
     """End the stream with OK and no Finished."""
 
@@ -210,6 +212,7 @@ class FakeWorker:
             raise AuthenticationError("wrong control token")
         self.described += 1
         script = self.script
+        await script.before_describe.wait()
         return control.DescribeResponse(
             worker_id=self.worker_id,
             incarnation=self.incarnation,

@@ -73,6 +73,9 @@ class ScriptedEngine:
         self.failure = ""
         """Ends every request in ``failed``, with this text."""
 
+        self.hold_stats = False
+        """Stats are told no more: as while a long step runs."""
+
         self.hold_admission = False
         self.hold_after_tokens: int | None = None
         self.submitted: list[Submit] = []
@@ -119,6 +122,7 @@ class ScriptedEngine:
         self._notify()
 
     async def stats(self) -> Stats:
+        await self.until(lambda: not self.hold_stats or self.closed.is_set())
         self._check_alive()
         return Stats(
             running=len(self.running),
@@ -149,7 +153,7 @@ class ScriptedEngine:
 
     def release(self) -> None:
         """Let everything that is held go on."""
-        self.hold_admission = False
+        self.hold_stats = self.hold_admission = False
         self.hold_after_tokens = None
         self._notify()
 
