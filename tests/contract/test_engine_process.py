@@ -51,6 +51,24 @@ async def test_a_killed_engine_is_noticed_at_once(model: Path) -> None:
     assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.parametrize(("chosen", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+async def test_the_models_threads_wait_without_spinning(
+    model: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None, expected: str
+) -> None:
+    """The engine's process is told so before torch is loaded; a choice from outside is left alone."""
+    if chosen is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    else:
+        monkeypatch.setenv("OMP_WAIT_POLICY", chosen)
+    engine = ProcessEngine(EngineConfig(model=str(model), device="cpu", max_total_tokens=64, threads=1))
+    await engine.start()
+    try:
+        assert engine.pid is not None
+        assert psutil.Process(engine.pid).environ()["OMP_WAIT_POLICY"] == expected
+    finally:
+        await engine.close()
+
+
 FRONT = """
 import asyncio, sys
 from prefixmesh.config import EngineConfig

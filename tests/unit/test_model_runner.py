@@ -1,8 +1,5 @@
 """The runner on a tiny model: what comes back, what is written, what is measured."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -106,15 +103,3 @@ def test_auto_dtype_follows_what_the_cpu_can_do(
     assert resolve_dtype("auto", cpu) == expected
     assert resolve_dtype("bfloat16", cpu) == torch.bfloat16
     assert resolve_dtype("float32", cpu) == torch.float32
-
-
-def test_threads_wait_without_spinning() -> None:
-    """Importing the room asks OpenMP for it before torch is loaded; a choice from outside is left alone."""
-    script = "import sys, os, prefixmesh.worker.model; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
-    for chosen, expected in ((None, "PASSIVE False"), ("ACTIVE", "ACTIVE False")):
-        env = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
-        env |= {} if chosen is None else {"OMP_WAIT_POLICY": chosen}
-        done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env
-        )
-        assert done.stdout.strip() == expected
