@@ -42,7 +42,7 @@ class FleetState:
     """Whether ``up`` started that Ray itself, so that ``down`` stops it too."""
 
     pid: int | None
-    """Process id of the ``up`` that runs in the foreground; None when it was detached."""
+    """Process id of the process that holds the fleet, in the foreground or detached; None when there is none."""
 
     def __post_init__(self) -> None:
         if not self.router:

@@ -92,9 +92,11 @@ class Fleet:
 
     async def stop(self, grace_s: float) -> None:
         """Finish what runs within ``grace_s`` seconds and end every actor: the router first, so that nothing new arrives."""
-        self._unwatch()
+        watchers = self._unwatch()
         await self._stop_actors([name for name in self._actors if name == ROUTER], grace_s)
         await self._stop_actors(list(self._actors), grace_s)
+        if watchers:
+            await asyncio.wait(watchers, timeout=_STOP_SLACK_S)
 
     def kill(self) -> None:
         """End every actor now."""
@@ -167,10 +169,13 @@ class Fleet:
     def _kill(self, name: str) -> None:
         self._ray.kill(self._actors.pop(name), no_restart=True)
 
-    def _unwatch(self) -> None:
-        for task in self._watchers:
-            task.cancel()
+    def _unwatch(self) -> list[asyncio.Task[None]]:
+        """Take the end of any part for what was wanted. The tasks end with their actors: Ray's client logs a trace when cancelled."""
+        watchers = list(self._watchers)
         self._watchers.clear()
+        for task in watchers:
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return watchers
 
     def _resources(self) -> str:
         nodes = self._session.view().nodes

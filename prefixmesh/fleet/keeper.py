@@ -45,9 +45,10 @@ class StopSignals:
         """Take the signals over; call it in the running event loop."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._take)
+            loop.add_signal_handler(number, self.take)
 
-    def _take(self) -> None:
+    def take(self) -> None:
+        """Count one signal."""
         (self.forced if self.asked.is_set() else self.asked).set()
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from prefixmesh.errors import ConfigError
 from prefixmesh.fleet.plan import ClusterView, NodeView
+from prefixmesh.fleet.ray_token import prepare_token
 
 _log = logging.getLogger(__name__)
 
@@ -65,8 +66,10 @@ def open_session(address: str | None) -> Iterator[RaySession]:
 
     Takes about 3 s for a local one. Raises ConfigError when Ray is not installed, cannot be reached, or has another version.
     """
-    ray = _import_ray()
-    temp_dir = None if address else Path(tempfile.mkdtemp(prefix="prefixmesh-ray-", dir=_TEMP_ROOT))
+    ray = _load_ray(address)
+    temp_dir = (
+        None if address is not None else Path(tempfile.mkdtemp(prefix="prefixmesh-ray-", dir=_TEMP_ROOT))
+    )
     try:
         info = _start_local(ray, temp_dir) if temp_dir else _join(ray, str(address))
         session = RaySession(ray=ray, address=info, is_local=temp_dir is not None)
@@ -85,9 +88,14 @@ def open_session(address: str | None) -> Iterator[RaySession]:
             shutil.rmtree(temp_dir, ignore_errors=True)
 
 
-def _import_ray() -> ModuleType:
+def _load_ray(address: str | None) -> ModuleType:
+    """Import Ray, with the settings that it reads at that moment."""
     for name, value in _RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if address is not None:
+        if address != "auto":
+            _check_reachable(address)
+        prepare_token(address)
     try:
         import ray
     except ImportError as error:
@@ -113,8 +121,6 @@ def _start_local(ray: ModuleType, temp_dir: Path) -> str:
 
 
 def _join(ray: ModuleType, address: str) -> str:
-    if address != "auto":
-        _check_reachable(address)
     # What Ray raises is not one kind: ConnectionError, RuntimeError for versions, ValueError for the form, and it even exits.
     try:
         ray.init(address=address, **_QUIET)
@@ -141,7 +147,11 @@ def _explain(address: str, error: BaseException) -> ConfigError:
         return ConfigError(f"the Ray cluster at {address} runs another version of Ray or Python: {text}")
     if address == "auto" and isinstance(error, ConnectionError):
         return ConfigError("no Ray cluster runs on this machine to join; leave --address out to start one")
-    return ConfigError(f"cannot join the Ray cluster at {address}: {text}")
+    # Ray quotes its servers' traces; their last line says what it is.
+    last = (str(error).strip().splitlines() or [text])[-1]
+    return ConfigError(
+        f"cannot join the Ray cluster at {address}: {last.strip()}; is it the address of a Ray head?"
+    )
 
 
 def _one_line(error: BaseException) -> str:

@@ -19,7 +19,7 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> list[str]
         raise error
 
     fake: Any = SimpleNamespace(init=init, shutdown=lambda: called.append("shutdown"))
-    monkeypatch.setattr(ray_session, "_import_ray", lambda: fake)
+    monkeypatch.setattr(ray_session, "_load_ray", lambda _: fake)
     return called
 
 
