@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
@@ -33,7 +34,8 @@ from tests.support.naive_cache import NaiveCache, Prefix
 
 Tokens = tuple[int, ...]
 namespaces = st.sampled_from([NS_A, NS_A, NS_B])
-alphabet = st.sampled_from([0, 0, 0, 1, 2])
+seldom = st.sampled_from([False] * 9 + [True])
+"""For what empties the cache: oftener, there would never be much in it to go wrong."""
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ class CacheMachine(RuleBasedStateMachine):
     unit = 1
     """Tokens that are kept or dropped together: a page, or a block."""
     total_pages = 20
-    max_tokens = 8
+    max_units = 8
 
     def make(self, allocator: PageAllocator) -> RadixCache | HashCache:
         """The cache under test."""
@@ -88,6 +90,12 @@ class CacheMachine(RuleBasedStateMachine):
         self.epoch = 0
         self.double_releases = 0
         self.now = 0.0
+
+    @initialize(namespace=namespaces, data=st.data())
+    def have_something_cached(self, namespace: Namespace, data: st.DataObject) -> None:
+        """An empty cache has few ways to go wrong."""
+        for _ in range(3):
+            self.warm(namespace, data)
 
     # What requests do.
 
@@ -109,7 +117,7 @@ class CacheMachine(RuleBasedStateMachine):
         tokens = self.draw_tokens(data)
         pages = self.pages_for(len(tokens))
         if pages is None:
-            return
+            return  # running requests hold too many
         self.now += 1
         self.write(namespace, tokens, pages, 0)
         cached = self.model.matched_tokens(namespace, tokens)
@@ -185,14 +193,26 @@ class CacheMachine(RuleBasedStateMachine):
         """Exactly the model's pages go."""
         self.checked_evict(pages)
 
-    @rule(chance=st.integers(0, 4))
-    def flush(self, chance: int) -> None:
-        """Nothing matches any more; what is locked stays readable. Seldom, or there would never be much to forget."""
-        if chance != 4:
+    @rule(now=seldom)
+    def flush(self, now: bool) -> None:
+        """Nothing matches any more; what is locked stays readable."""
+        if not now:
             return
         self.cache.flush()
         self.epoch += 1
         self.model = NaiveCache(self.unit)
+
+    @rule(now=seldom)
+    def all_leave(self, now: bool) -> None:
+        """When all have left and all is evicted, every page is free."""
+        if not now:
+            return
+        while self.requests:
+            self.end(self.requests.pop())
+        while self.locks:
+            self.undo(self.locks.pop())
+        self.checked_evict(self.total_pages)
+        assert self.allocator.free_pages == self.total_pages
 
     # What holds after every step.
 
@@ -222,21 +242,16 @@ class CacheMachine(RuleBasedStateMachine):
         for request in self.requests:
             self.check_kv(request.namespace, request.tokens, request.table)
 
-    def teardown(self) -> None:
-        """When all have left and all is evicted, every page is free."""
-        for request in self.requests:
-            self.end(request)
-        for lock in self.locks:
-            self.undo(lock)
-        self.cache.check_invariants()
-        self.cache.evict(self.total_pages)
-        assert self.allocator.free_pages == self.total_pages
-
     # Helpers.
 
     def draw_tokens(self, data: st.DataObject) -> Tokens:
-        """A few tokens of a small alphabet, mostly one of them, so that prefixes are shared and diverge late."""
-        return tuple(data.draw(st.lists(alphabet, min_size=1, max_size=self.max_tokens)))
+        """A few units, mostly one and the same, so that prefixes are shared and diverge late, also within a unit; then
+        perhaps some tokens short of one."""
+        same, last_differs, other = (0,) * self.unit, (*(0,) * (self.unit - 1), 1), (2,) * self.unit
+        units = st.sampled_from([same, same, same, last_differs, other])
+        drawn = data.draw(st.lists(units, min_size=1, max_size=self.max_units))
+        rest = data.draw(st.integers(0, self.unit - 1))
+        return tuple(token for unit in drawn for token in unit) + (0,) * rest
 
     def checked_match(self, namespace: Namespace, tokens: Tokens) -> tuple[int, list[int], CacheNode]:
         """Match, compare with the model, read every page back."""
@@ -352,7 +367,7 @@ class RadixPage2(CacheMachine):
 
     page_size = unit = 2
     total_pages = 14
-    max_tokens = 11
+    max_units = 6
 
 
 class RadixPage3(CacheMachine):
@@ -360,23 +375,19 @@ class RadixPage3(CacheMachine):
 
     page_size = unit = 3
     total_pages = 12
-    max_tokens = 14
+    max_units = 5
 
 
 class HashBlocks(CacheMachine):
-    """The hash cache: what is random is whole blocks and the rest behind them."""
+    """The hash cache: what is kept or dropped together is a block of two pages."""
 
     page_size = 8
     unit = HASH_BLOCK_SIZE
+    max_units = 5
     total_pages = 30
 
     def make(self, allocator: PageAllocator) -> HashCache:
         return HashCache(allocator, self.page_size)
-
-    def draw_tokens(self, data: st.DataObject) -> Tokens:
-        blocks = data.draw(st.lists(alphabet, max_size=4))
-        rest = data.draw(st.sampled_from([0, 0, 5, 8]))
-        return tuple(token for token in blocks for _ in range(self.unit)) + (1,) * rest
 
 
 MACHINES = [CacheMachine, RadixPage2, RadixPage3, HashBlocks]
@@ -390,6 +401,7 @@ def run_machine(machine: type[CacheMachine], examples: int, steps: int, *, repea
             stateful_step_count=steps,
             deadline=None,
             derandomize=repeatable,
+            report_multiple_bugs=False,
             database=None,
             suppress_health_check=list(HealthCheck),
         ),
