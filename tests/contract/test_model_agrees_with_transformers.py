@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -190,16 +191,20 @@ def test_the_capital_of_france(smollm2_files: ModelFiles, dtype: str) -> None:
         assert tokenizer.decode(answer[:end]) == "The capital of France is Paris."
 
 
+def slow(shape: TinyShape) -> Any:
+    return pytest.param(shape, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "shape",
     [
         TinyShape(),
-        TinyShape(num_kv_heads=4, seed=1),
-        TinyShape(num_kv_heads=1, num_heads=8, head_dim=8, seed=2),
-        TinyShape(num_kv_heads=2, num_heads=6, hidden_size=96, seed=6),
-        TinyShape(tie_word_embeddings=True, rope_theta=500_000.0, seed=3),
-        TinyShape(attention_bias=True, seed=4),
-        TinyShape(shards=3, head_dim=32, num_layers=3, intermediate_size=96, seed=5),
+        slow(TinyShape(num_kv_heads=4, seed=1)),
+        slow(TinyShape(num_kv_heads=1, num_heads=8, head_dim=8, seed=2)),
+        slow(TinyShape(num_kv_heads=2, num_heads=6, hidden_size=96, seed=6)),
+        slow(TinyShape(tie_word_embeddings=True, rope_theta=500_000.0, seed=3)),
+        slow(TinyShape(attention_bias=True, seed=4)),
+        slow(TinyShape(shards=3, head_dim=32, num_layers=3, intermediate_size=96, seed=5)),
     ],
     ids=["gqa", "mha", "mqa", "three-to-one", "tied", "bias", "sharded"],
 )

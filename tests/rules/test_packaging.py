@@ -26,11 +26,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _tracked(*folders: str) -> set[str]:
     """Files git tracks below ``folders``; every file there when this is no checkout (an unpacked sdist)."""
-    listing = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=False)
+    listing = subprocess.run(
+        ["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if listing.returncode == 0 and listing.stdout:
         return {name for name in listing.stdout.splitlines() if (ROOT / name).exists()}
     found = (path for folder in folders for path in (ROOT / folder).rglob("*"))
-    return {str(path.relative_to(ROOT)) for path in found if path.is_file() and "__pycache__" not in path.parts}
+    return {
+        str(path.relative_to(ROOT)) for path in found if path.is_file() and "__pycache__" not in path.parts
+    }
 
 
 @pytest.mark.slow

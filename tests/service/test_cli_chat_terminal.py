@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pty
+import select
 import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
@@ -37,9 +38,26 @@ class Terminal:
         """What is shown up to ``text``; the rest is left for the next call."""
         async with asyncio.timeout(WAIT_S):
             while text not in self._seen:
-                self._seen += await asyncio.to_thread(os.read, self._descriptor, 4096)
+                await self._read()
         shown, _, self._seen = self._seen.partition(text)
         return shown
+
+    async def press_until(self, keys: bytes, text: bytes) -> None:
+        """Press keys until ``text`` is shown. A signal that comes between the prompt and the system's wait for a key is only
+        noticed at the next key: a person presses again."""
+        async with asyncio.timeout(WAIT_S):
+            while text not in self._seen:
+                self.type(keys)
+                await self._read()
+        self._seen = self._seen.partition(text)[2]
+
+    async def _read(self) -> None:
+        """What comes next; after a second of silence, nothing."""
+        if await asyncio.to_thread(self._is_readable_within, 1.0):
+            self._seen += os.read(self._descriptor, 4096)
+
+    def _is_readable_within(self, wait_s: float) -> bool:
+        return bool(select.select([self._descriptor], [], [], wait_s)[0])
 
 
 @pytest.fixture
@@ -79,8 +97,7 @@ async def test_chat_at_a_terminal(fake: FakeInference, terminal: Terminal) -> No
     assert b"\x1b]0;" not in await terminal.until(b"]0;ownedfine")
     await terminal.until(b"cached 1,152/1,204")
     await terminal.until(b"> ")
-    terminal.type(CTRL_C)
-    await terminal.until(b"/quit or Ctrl-D ends")
+    await terminal.press_until(CTRL_C, b"/quit or Ctrl-D ends")
     await terminal.until(b"> ")
     terminal.type(CTRL_D)
     assert await asyncio.wait_for(terminal.process.wait(), WAIT_S) == 0
