@@ -12,8 +12,8 @@ from prefixmesh.router.cost import Candidate, Cost, RequestSize, estimate
 from prefixmesh.router.endpoint import Endpoint
 
 TIE_SHARE: Final = 0.1
-"""Costs closer than this are a tie between workers that hold equally much and are equally busy: measured rates wobble by a few
-percent, and the fastest of equals would otherwise get every request and do all the evicting."""
+"""Costs closer than this do not tell workers apart that hold equally much: measured rates wobble by a few percent, and the fastest
+of equals would otherwise get every request, busy or not, and do all the evicting. Among such workers the least busy is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +57,14 @@ def _cheapest(candidates: Sequence[Candidate], costs: Sequence[Cost]) -> list[in
     totals = [cost.total_ms for cost in costs]
     best = min(range(len(totals)), key=lambda i: (totals[i], candidates[i].in_flight))
     limit = totals[best] * (1.0 + TIE_SHARE)
-    like = candidates[best]
-    return [
+    matched = candidates[best].matched_tokens
+    near = [
         i
         for i, candidate in enumerate(candidates)
-        if totals[i] <= limit
-        and candidate.matched_tokens == like.matched_tokens
-        and candidate.in_flight == like.in_flight
+        if totals[i] <= limit and candidate.matched_tokens == matched
     ]
+    least = min(candidates[i].in_flight for i in near)
+    return [i for i in near if candidates[i].in_flight == least]
 
 
 def _least_loaded(candidates: Sequence[Candidate], _costs: Sequence[Cost]) -> list[int]:

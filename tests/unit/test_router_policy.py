@@ -153,3 +153,11 @@ def test_least_loaded_ignores_caches() -> None:
 def test_no_candidate_gives_no_decision() -> None:
     """None, not an error: the caller knows why nobody is ready."""
     assert choose([], RequestSize(1, 1), PolicyConfig(), 0) is None
+
+
+def test_rates_that_wobble_do_not_send_a_request_to_the_busier_of_equals() -> None:
+    """Two workers hold nothing; the one that decodes already seems 8 % faster: the idle one takes the request."""
+    busy = worker("busy", load=1, state=DECODING, rates=Rates(RATES.prefill_tokens_per_s * 1.08, 30.0))
+    assert pick([busy, worker("idle")], 1400) == {"idle"}
+    much_faster = worker("busy", load=1, state=DECODING, rates=Rates(RATES.prefill_tokens_per_s * 2, 30.0))
+    assert pick([much_faster, worker("idle")], 1400) == {"busy"}
