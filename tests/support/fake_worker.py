@@ -1,7 +1,6 @@
 """A worker without a model: it speaks the real gRPC, answers what it is told, and can wait, refuse, go silent and die.
 
-Its cache is the longest common prefix with what it has computed in the namespace, its tokens depend on the prompt alone. Run as
-a program (``python -m tests.support.fake_worker --secret HEX --port N``) it is a process of its own, for measuring.
+Its cache is the longest common prefix with what it has computed in the namespace, its tokens depend on the prompt alone.
 """
 
 import asyncio
@@ -272,21 +271,3 @@ class FakeWorker:
         if message.sampling.max_tokens < 0:
             raise InvalidRequestError("sampling.max_tokens", "must not be negative")
         return list(ids)[: message.sampling.max_tokens]
-
-
-async def _main(secret_hex: str, port: int) -> None:
-    worker = FakeWorker(FleetSecret(bytes.fromhex(secret_hex)))
-    worker.port = port
-    await worker.start()
-    print(worker.address, flush=True)
-    await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    import argparse
-
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--secret", required=True)
-    parser.add_argument("--port", type=int, default=0)
-    arguments = parser.parse_args()
-    asyncio.run(_main(arguments.secret, arguments.port))

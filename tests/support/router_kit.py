@@ -149,24 +149,3 @@ async def running_router(
             fake.script.before_start.open()
             fake.script.before_delta.open()
             await fake.kill()
-
-
-async def _main(worker: str, secret_hex: str) -> None:
-    server = RouterServer(
-        RouterConfig(workers=(worker,), model=MODEL),
-        FleetSecret(bytes.fromhex(secret_hex)),
-        model=tiny_model(),
-    )
-    print((await server.start()).address, flush=True)
-    await server.wait_closed()
-
-
-if __name__ == "__main__":
-    import argparse
-    import asyncio
-
-    parser = argparse.ArgumentParser(description="A router of the tiny model in a process of its own.")
-    parser.add_argument("--worker", required=True)
-    parser.add_argument("--secret", required=True)
-    arguments = parser.parse_args()
-    asyncio.run(_main(arguments.worker, arguments.secret))

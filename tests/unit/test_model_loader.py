@@ -249,10 +249,10 @@ def test_bfloat16_weights_are_the_rounded_float32_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_loading_is_quick_and_lean(smollm2_files: ModelFiles) -> None:
-    """The default model in at most 8 s of work and 1.5 times the memory of its weights in bfloat16, at peak."""
+def test_loading_is_lean(smollm2_files: ModelFiles) -> None:
+    """The default model in at most 1.5 times the memory of its weights in bfloat16, at peak."""
     script = """
-import resource, sys, time
+import resource, sys
 import torch
 from prefixmesh.model_files.model_config import read_model_config
 from prefixmesh.model_files.source import resolve_model
@@ -261,11 +261,9 @@ torch.set_num_threads(1)
 files = resolve_model(sys.argv[1])
 config = read_model_config(files)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-started = time.process_time()
 weights = loader.load_weights(files, config, torch.bfloat16, torch.device("cpu"))
-seconds = time.process_time() - started
 peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-print(seconds, peak, 2 * sum(torch.Size(s).numel() for s in loader._expected_shapes(config, None, gguf=True).values()))
+print(peak, 2 * sum(torch.Size(s).numel() for s in loader._expected_shapes(config, None, gguf=True).values()))
 """
     done = subprocess.run(
         [sys.executable, "-c", script, str(smollm2_files.path)],
@@ -274,6 +272,5 @@ print(seconds, peak, 2 * sum(torch.Size(s).numel() for s in loader._expected_sha
         check=True,
         timeout=120,
     )
-    seconds, peak, final = (float(x) for x in done.stdout.split())
-    assert seconds <= 8
+    peak, final = (float(x) for x in done.stdout.split())
     assert peak <= 1.5 * final
