@@ -55,13 +55,14 @@ def add_service(server: grpc.aio.Server, descriptor: ServiceDescriptor, implemen
 
 def _guard_unary(
     method: MethodDescriptor, function: UnaryMethod
-) -> Callable[[bytes, AnyContext], Awaitable[Message]]:
-    async def handle(data: bytes, context: AnyContext) -> Message:
+) -> Callable[[bytes, AnyContext], Awaitable[Message | None]]:
+    async def handle(data: bytes, context: AnyContext) -> Message | None:
         try:
             return await function(_parse(method, data), context)
         except (PrefixmeshError, asyncio.CancelledError, Exception) as error:
-            await _fail(method, error, context)
-            raise
+            if not _end_call(method, error, context):
+                raise
+            return None  # beside a status that is not OK, gRPC sends no message
 
     return handle
 
@@ -78,24 +79,26 @@ def _guard_stream(
                 async for message in messages:
                     await context.write(message)
         except (PrefixmeshError, asyncio.CancelledError, Exception) as error:
-            await _fail(method, error, context)
-            raise
+            if not _end_call(method, error, context):
+                raise
 
     return handle
 
 
-async def _fail(method: MethodDescriptor, error: BaseException, context: AnyContext) -> None:
-    """End the call with the status of ``error``; returns only for a cancellation that gRPC itself asked for."""
+def _end_call(method: MethodDescriptor, error: BaseException, context: AnyContext) -> bool:
+    """Give the call the status of ``error``; False for what gRPC itself asked for, a cancellation or an abort."""
     if isinstance(error, grpc.aio.AbortError):
-        raise error
+        return False
     if isinstance(error, PrefixmeshError):
-        await status.abort(context, error)
+        status.end_call(context, error)
+        return True
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError) and (context.cancelled() or (task and task.cancelling())):
-        return
+        return False
     # A bug of ours, or a CancelledError that leaked out of a library: the caller gets a status, the log the trace.
     _log.error("handler_failed method=%s error=%s", method.full_name, type(error).__name__, exc_info=error)
-    await status.abort(context, InternalError("internal error; the server's log has the details"))
+    status.end_call(context, InternalError("internal error; the server's log has the details"))
+    return True
 
 
 def _parse(method: MethodDescriptor, data: bytes) -> Message:

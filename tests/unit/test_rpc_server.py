@@ -1,7 +1,9 @@
 """What a caller sees of a service registered by ``rpc.server``: a proper status for everything that can go wrong."""
 
 import asyncio
+import gc
 import logging
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -159,6 +161,42 @@ async def test_each_error_of_the_tree_arrives_as_itself(error: PrefixmeshError) 
         assert type(mapped) is type(error)
         assert str(mapped) == str(error)
         assert getattr(mapped, "field", None) == getattr(error, "field", None)
+
+
+async def test_a_refused_call_is_freed_at_once() -> None:
+    """What a refused call held, such as its 64 MB, is not kept until the garbage collector happens to run (F63, F64)."""
+
+    class Held:
+        """Stands for the memory of a request."""
+
+    left: list[weakref.ref[Held]] = []
+
+    def refuse() -> None:
+        held = Held()
+        left.append(weakref.ref(held))
+        raise InvalidRequestError("text", "too long")
+
+    async def refuse_unary(request: pb.TokenizeRequest, context: AnyContext) -> pb.TokenizeResponse:
+        refuse()
+        return pb.TokenizeResponse()
+
+    async def refuse_stream(
+        request: pb.GenerateRequest, context: AnyContext
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        yield pb.GenerateResponse()
+        refuse()
+
+    service = Service()
+    service.Tokenize, service.Generate = refuse_unary, refuse_stream  # type: ignore[method-assign]
+    async with running(service) as channel:
+        gc.disable()
+        try:
+            await raw_error(channel, TOKENIZE, b"")
+            await raw_error(channel, GENERATE, b"")
+            await stub_of(channel).ListModels(pb.ListModelsRequest())  # the server has let go of the others
+            assert [ref() for ref in left] == [None, None]
+        finally:
+            gc.enable()
 
 
 async def test_a_bug_of_ours_shows_nothing_to_the_caller(caplog: pytest.LogCaptureFixture) -> None:
