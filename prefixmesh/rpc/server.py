@@ -20,7 +20,7 @@ from prefixmesh.errors import InternalError, InvalidRequestError, PrefixmeshErro
 from prefixmesh.rpc import status
 from prefixmesh.rpc.channel import SERVER_OPTIONS
 from prefixmesh.rpc.status import AnyContext
-from prefixmesh.rpc.wire_check import find_invalid_utf8
+from prefixmesh.rpc.wire_check import MAX_FIELDS, find_crowded, find_invalid_utf8
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +102,11 @@ def _end_call(method: MethodDescriptor, error: BaseException, context: AnyContex
 
 
 def _parse(method: MethodDescriptor, data: bytes) -> Message:
+    crowded = find_crowded(method.input_type, data)
+    if crowded is not None:
+        raise InvalidRequestError(
+            crowded or "request", f"at most {MAX_FIELDS} fields and list entries allowed in one message"
+        )
     try:
         return GetMessageClass(method.input_type).FromString(data)
     except DecodeError as error:
