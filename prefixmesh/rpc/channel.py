@@ -22,6 +22,10 @@ KEEPALIVE_TIMEOUT_MS: Final = 10_000
 MIN_PING_INTERVAL_MS: Final = 10_000
 """What a server tolerates: a third of the interval at which clients probe."""
 
+MAX_PENDING_CALLS: Final = 65_536
+"""Calls that have arrived and not begun. By default gRPC drops calls at random beyond 1,000, with a bare CANCELLED that nobody retries;
+room for more than any server of ours answers at once leaves the refusal to its own limit, in words."""
+
 FIRST_RECONNECT_MS: Final = 100
 LONGEST_RECONNECT_MS: Final = 1_000
 """gRPC's own pause between attempts to connect grows to two minutes; a server that comes back must be noticed within seconds."""
@@ -45,6 +49,8 @@ SERVER_OPTIONS: Final = (
     *_COMMON,
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+    ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     ("grpc.so_reuseport", 0),  # a second server on a port in use must fail, not share it
 )
 

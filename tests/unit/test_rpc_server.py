@@ -132,6 +132,15 @@ async def test_a_message_above_the_cap_is_refused_and_the_channel_lives() -> Non
         assert (await stub_of(channel).Tokenize(pb.TokenizeRequest(text="a"))).ids == b"a"
 
 
+async def test_a_burst_of_calls_is_taken_as_a_whole() -> None:
+    """gRPC itself drops none at random: to refuse is each service's own business, in words (F8)."""
+    async with running(Service()) as channel:
+        stub = stub_of(channel)
+        calls = [stub.Tokenize(pb.TokenizeRequest(text=str(number)), timeout=30) for number in range(2000)]
+        answers = await asyncio.gather(*calls)
+    assert [answer.ids for answer in answers] == [str(number).encode() for number in range(2000)]
+
+
 ALL_ERRORS = [
     InvalidRequestError("sampling.top_p", "must be at most 1, got 2"),
     *(
