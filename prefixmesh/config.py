@@ -94,6 +94,9 @@ class WorkerConfig:
     port: int = 0
     """0 takes a free port."""
 
+    tickets_only: bool = False
+    """Serve only calls that carry a router's ticket, also on loopback: for fleets whose router asks for API keys."""
+
     isolation: Isolation = "tenant"
     """``tenant`` keeps tenants' KV apart; ``shared`` makes all callers one trust domain."""
 
@@ -142,11 +145,21 @@ class RouterConfig:
         _check_port(self.port)
         if not self.workers:
             raise ConfigError("workers must name at least one address")
+        for address in self.workers:
+            if not is_address(address):
+                raise ConfigError(f"workers must be host:port each, got {address!r}")
         if self.spill_weight < 0:
             raise ConfigError(f"spill_weight must not be negative, got {self.spill_weight}")
         for name in ("block_size", "max_tree_blocks", "answer_memory_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+def is_address(text: str) -> bool:
+    """Whether ``text`` is ``host:port`` with a port that can be called; IPv6 hosts stand in brackets."""
+    host, _, port = text.rpartition(":")
+    is_ipv6 = host.startswith("[") and host.endswith("]")
+    return bool(host) and port.isdecimal() and 1 <= int(port) <= 65535 and (":" not in host or is_ipv6)
 
 
 def describe(config: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import grpc
 
 from prefixmesh import fleet_state
 from prefixmesh.client.checks import check_real
+from prefixmesh.config import is_address
 from prefixmesh.errors import InvalidRequestError, PrefixmeshError, UnavailableError
 from prefixmesh.rpc import status
 from prefixmesh.rpc.identity import AUTHORIZATION_METADATA, TENANT_METADATA, check_tenant
@@ -81,9 +82,7 @@ def _check_timeout(timeout_s: float) -> float:
 
 
 def _check_address(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    is_ipv6 = host.startswith("[") and host.endswith("]")
-    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535 or (":" in host and not is_ipv6):
+    if not is_address(address):
         raise InvalidRequestError("address", f"must be host:port, got {address!r}")
     return address
 

@@ -136,7 +136,13 @@ def plan_fleet(request: FleetRequest, cluster: ClusterView) -> FleetPlan:
         request=request,
         workers=tuple(
             WorkerPlan(
-                config=WorkerConfig(engine=engine, worker_id=f"worker-{index}", isolation=request.isolation),
+                config=WorkerConfig(
+                    engine=engine,
+                    worker_id=f"worker-{index}",
+                    # Where callers need keys, nobody may name a tenant by going round the router.
+                    tickets_only=request.api_keys_file is not None,
+                    isolation=request.isolation,
+                ),
                 bind=bind,
                 num_cpus=num_cpus,
                 num_gpus=1.0 if on_gpu else 0.0,

@@ -18,7 +18,7 @@ from prefixmesh.router.server import RouterServer
 DEFAULT_GRACE_S: Final = 30.0
 """Most answers end within it; what orchestrators give a process to stop."""
 
-_DEFAULTS: Final = RouterConfig(workers=("",))
+_DEFAULTS: Final = RouterConfig(workers=("localhost:1",))  # any address: only the other fields are read
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -35,6 +35,9 @@ _DEFAULTS: Final = WorkerConfig()
     help="tenant keeps tenants' KV apart; shared makes all callers one trust domain.",
 )
 @click.option(
+    "--tickets-only", is_flag=True, help="Serve only calls that come through a router of this fleet."
+)
+@click.option(
     "--fleet-secret-file",
     type=click.Path(dir_okay=False, path_type=Path),
     help="The fleet's secret, made when missing.  [default: fleet_secret in ~/.prefixmesh]",
@@ -56,6 +59,7 @@ def main(**options: Any) -> None:
             host=options["host"],
             port=options["port"],
             isolation=options["isolation"],
+            tickets_only=options["tickets_only"],
         )
         secret = load_or_create(options["fleet_secret_file"] or paths.fleet_secret_file())
         asyncio.run(_serve(config, secret, options["grace_s"]))

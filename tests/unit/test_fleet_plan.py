@@ -119,3 +119,10 @@ def test_senseless_numbers_of_workers_are_refused(workers: int) -> None:
     """With the range that is allowed."""
     with pytest.raises(ConfigError, match="workers must be 1 to"):
         FleetRequest(workers=workers)
+
+
+def test_workers_behind_api_keys_take_tickets_only() -> None:
+    """On one machine, too, where they listen on loopback: nobody names a tenant by going round the router."""
+    keyed = plan_fleet(FleetRequest(api_keys_file="keys.txt"), LAPTOP)
+    assert all(worker.config.tickets_only for worker in keyed.workers)
+    assert not any(worker.config.tickets_only for worker in plan_fleet(FleetRequest(), LAPTOP).workers)
