@@ -1,10 +1,9 @@
 """From a caller's message to what can be routed and sent: tokens, namespace, names of the blocks. Once per request, whatever
 number of workers it is tried on."""
 
-import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from prefixmesh.cache.fingerprint import block_fingerprints
@@ -13,28 +12,16 @@ from prefixmesh.errors import InvalidRequestError
 from prefixmesh.ids import Fingerprint, Namespace, TenantId
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.requests import (
-    ChatPrompt,
     GenerateRequest,
     Prompt,
-    TextPrompt,
-    TokenPrompt,
     resolve_max_tokens,
 )
 from prefixmesh.router.model import RouterModel
 from prefixmesh.router.routing import RouteRequest
 from prefixmesh.rpc.channel import MAX_MESSAGE_BYTES
+from prefixmesh.text.prompt_threads import PromptThreads
 from prefixmesh.text.prompts import BuiltPrompt
 from prefixmesh.tokens import TOKEN_BYTES, count
-
-MAX_INLINE_CHARS: Final = 4096
-"""Prompts up to this size (about 2 ms of tokenising) are built on the event loop; longer ones in a thread, so that nobody else's
-tokens wait for them."""
-
-MAX_INLINE_TOKENS: Final = 64 * 1024
-"""The same for prompts that are tokens already, which need only be checked and named."""
-
-BUILD_THREADS: Final = 2
-"""Threads that build long prompts: tokenising is bound by the processor."""
 
 MAX_NAMED_BLOCKS: Final = 4096
 """Blocks of one prompt that are named, from its start: 262,144 tokens of 64 a block. Walking them takes a few milliseconds of the
@@ -52,7 +39,8 @@ class PreparedRequest:
     prompt: BuiltPrompt
     route: RouteRequest
     wire: bytes
-    """The serialised message for a worker: the same request with its prompt as tokens."""
+    """The serialised message for a worker: the same request with its prompt as tokens. It names no model: the revision was compared
+    when the worker was taken in, and a worker may know the same files by another name."""
 
 
 class RequestPreparer:
@@ -65,11 +53,11 @@ class RequestPreparer:
         self._namespace_key = namespace_key
         self._isolation = isolation
         self._block_size = block_size
-        self._builders = ThreadPoolExecutor(BUILD_THREADS, thread_name_prefix="prompt-builder")
+        self._builders = PromptThreads()
 
     def close(self) -> None:
         """Let go of the threads."""
-        self._builders.shutdown(wait=False, cancel_futures=True)
+        self._builders.close()
 
     async def prepare(
         self, request: GenerateRequest, message: pb.GenerateRequest, tenant: TenantId, context_length: int
@@ -79,20 +67,14 @@ class RequestPreparer:
         Raises InvalidRequestError, naming the field and the limit.
         """
         namespace = self.namespace(tenant, request.extra_key)
-        if _is_small(request.prompt):
-            return self._prepare(request, message, namespace, context_length)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._builders, self._prepare, request, message, namespace, context_length
+        return await self._builders.run(
+            request.prompt, partial(self._prepare, request, message, namespace, context_length)
         )
 
     async def tokenize(self, prompt: Prompt, tenant: TenantId) -> bytes:
         """Packed tokens of a prompt, as Generate would see them for a caller without ``extra_key``."""
         namespace = self.namespace(tenant, "")
-        if _is_small(prompt):
-            return self._model.prompts.build(prompt, namespace).tokens
-        loop = asyncio.get_running_loop()
-        built = await loop.run_in_executor(self._builders, self._model.prompts.build, prompt, namespace)
+        built = await self._builders.run(prompt, partial(self._model.prompts.build, prompt, namespace))
         return built.tokens
 
     def namespace(self, tenant: TenantId, extra_key: str) -> Namespace:
@@ -144,18 +126,7 @@ class RequestPreparer:
             ),
             wire=pb.GenerateRequest(
                 request_id=message.request_id,
-                model=self._model.name,
                 tokens=pb.TokenPrompt(ids=prompt.tokens),
                 sampling=message.sampling if message.HasField("sampling") else None,
             ).SerializeToString(),
         )
-
-
-def _is_small(prompt: Prompt) -> bool:
-    match prompt:
-        case TextPrompt(text=text):
-            return len(text) <= MAX_INLINE_CHARS
-        case ChatPrompt(messages=messages):
-            return sum(len(message.content) for message in messages) <= MAX_INLINE_CHARS
-        case TokenPrompt(packed=packed):
-            return count(packed) <= MAX_INLINE_TOKENS

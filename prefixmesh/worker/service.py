@@ -5,14 +5,13 @@ A thin shell: ``caller`` says whose call it is, ``codec`` and ``prompts`` turn i
 call leaves nothing behind: the table entry is a context manager, and closing the engine's stream aborts the request in it.
 """
 
-import asyncio
 import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from prefixmesh.cache.namespace import short_digest
@@ -22,17 +21,15 @@ from prefixmesh.proto import codec
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.requests import (
     MAX_SEED,
-    ChatPrompt,
     GenerateRequest,
     Prompt,
     SamplingParams,
-    TextPrompt,
-    TokenPrompt,
     resolve_max_tokens,
 )
 from prefixmesh.rpc.status import AnyContext
 from prefixmesh.served_model import check_model
 from prefixmesh.text.detokenizer import IncrementalDetokenizer
+from prefixmesh.text.prompt_threads import PromptThreads
 from prefixmesh.text.prompts import BuiltPrompt, PromptBuilder
 from prefixmesh.text.tokenizer import Tokenizer
 from prefixmesh.tokens import count
@@ -43,16 +40,6 @@ from prefixmesh.worker.messages import EngineInfo, EngineSampling, Submit
 from prefixmesh.worker.running_calls import RunningCalls
 
 _log = logging.getLogger(__name__)
-
-MAX_INLINE_CHARS: Final = 4096
-"""Prompts up to this size (about 2 ms of tokenising) are built on the event loop; longer ones in a thread, so that nobody
-else's tokens wait for them."""
-
-CHARS_PER_MESSAGE: Final = 32
-"""What a chat message costs besides its content, in characters: the template's own words and its rendering."""
-
-BUILD_THREADS: Final = 2
-"""Threads that build long prompts: more would take the processor from the engine."""
 
 MAX_QUOTED_CHARS: Final = 80
 """How much of a caller's own text an error or a log line repeats."""
@@ -88,11 +75,13 @@ class InferenceService:
         self._calls = calls
         self._prompts = prompts
         self._tokenizer = tokenizer
-        self._builders = ThreadPoolExecutor(BUILD_THREADS, thread_name_prefix="prompt-builder")
+        self._builders = PromptThreads()
+        # Some model folders name the end of a turn only in the tokenizer's files.
+        self._model_stops = tuple(dict.fromkeys((*info.eos_token_ids, *tokenizer.eos_token_ids)))
 
     def close(self) -> None:
         """Let go of the threads."""
-        self._builders.shutdown(wait=False, cancel_futures=True)
+        self._builders.close()
 
     async def Generate(  # noqa: N802  the service's own name
         self, message: pb.GenerateRequest, context: AnyContext
@@ -179,14 +168,11 @@ class InferenceService:
         return Prepared(submit=submit, prompt=prompt, head=head)
 
     async def _build(self, prompt: Prompt, namespace: Namespace) -> BuiltPrompt:
-        if _size_chars(prompt) <= MAX_INLINE_CHARS:
-            return self._prompts.build(prompt, namespace)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._builders, self._prompts.build, prompt, namespace)
+        return await self._builders.run(prompt, partial(self._prompts.build, prompt, namespace))
 
     def _engine_sampling(self, sampling: SamplingParams, prompt_tokens: int) -> EngineSampling:
         info = self._info
-        model_stops = () if sampling.ignore_eos else info.eos_token_ids
+        model_stops = () if sampling.ignore_eos else self._model_stops
         return EngineSampling(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -209,16 +195,6 @@ class InferenceService:
                     stopping = True
                     self._engine.abort(submit.request_id)
         raise UnavailableError("the engine ended the stream before the answer")
-
-
-def _size_chars(prompt: Prompt) -> int:
-    match prompt:
-        case TextPrompt(text=text):
-            return len(text)
-        case ChatPrompt(messages=messages):
-            return sum(len(message.content) + CHARS_PER_MESSAGE for message in messages)
-        case TokenPrompt():
-            return 0  # nothing to tokenise
 
 
 def _log_end(

@@ -17,10 +17,17 @@ from prefixmesh.errors import (
 )
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.rpc.channel import MAX_MESSAGE_BYTES
+from prefixmesh.text.prompt_threads import MAX_INLINE_CHARS
 from prefixmesh.tokens import pack
 from prefixmesh.worker.messages import Refused
-from prefixmesh.worker.service import MAX_INLINE_CHARS
-from tests.support.scripted_engine import CONTEXT_LENGTH, EOS, INFO, VOCAB_SIZE, ScriptedEngine
+from tests.support.scripted_engine import (
+    CONTEXT_LENGTH,
+    EOS,
+    INFO,
+    VOCAB_SIZE,
+    ScriptedEngine,
+    byte_tokenizer,
+)
 from tests.support.servers import Worker, eventually, failure_of, records_of, rest_of, scripted_worker
 
 TENANT = "x-prefixmesh-tenant"
@@ -67,6 +74,17 @@ async def test_the_engine_gets_what_was_asked_for() -> None:
     assert set(first.stop_token_ids) == {EOS, 7}
     assert set(second.stop_token_ids) == {7}
     assert second.max_tokens == CONTEXT_LENGTH - 4
+
+
+async def test_a_turn_ends_where_only_the_tokenizer_says_so() -> None:
+    """Model folders may name the end of a turn in the tokenizer's files alone; ignore_eos goes past it all the same."""
+    engine = ScriptedEngine(info=msgspec.structs.replace(INFO, eos_token_ids=()))
+    async with scripted_worker(engine) as worker:
+        await worker.generate(text_request())
+        await worker.generate(text_request(ignore_eos=True))
+    first, second = engine.submitted
+    assert first.sampling.stop_token_ids == byte_tokenizer().eos_token_ids != ()
+    assert second.sampling.stop_token_ids == ()
 
 
 async def test_a_seed_is_drawn_and_told_when_none_is_given() -> None:
@@ -235,7 +253,7 @@ async def test_a_body_above_the_cap_is_refused_and_the_next_is_served() -> None:
     """Beyond the cap the client's own channel refuses; just below, the model's limit, before anything is tokenised (F62, F64)."""
     async with scripted_worker(ScriptedEngine()) as worker:
         error = await failure_of(worker, text_request("x" * MAX_MESSAGE_BYTES))
-        assert isinstance(error, OverloadedError)
+        assert isinstance(error, InvalidRequestError)
         assert str(MAX_MESSAGE_BYTES) in str(error)
         error = await failure_of(worker, text_request("x" * (MAX_MESSAGE_BYTES - 100)))
         assert isinstance(error, InvalidRequestError)
