@@ -42,7 +42,7 @@ class WorkerControlService:
         self._info = info
         self._engine = engine
         self._stats: Stats | None = None
-        self._asking: asyncio.Task[Stats] | None = None
+        self._asking: asyncio.Task[None] | None = None
 
     async def Describe(  # noqa: N802  the service's own name
         self, request: pb.DescribeRequest, context: AnyContext
@@ -78,13 +78,21 @@ class WorkerControlService:
         )
 
     async def _recent_stats(self) -> Stats:
-        """The engine's figures; those it told last while a long step keeps it from answering: busy is not dead."""
+        """The engine's figures; those it told last while a long step keeps it from answering: busy is not dead.
+
+        One question is under way at a time, and its answer counts whenever it comes. Raises UnavailableError once the engine
+        is gone.
+        """
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._engine.stats())
-        done, _ = await asyncio.wait({self._asking}, timeout=None if self._stats is None else STATS_WAIT_S)
-        if self._stats is None or done:
-            self._stats = self._asking.result()
+            self._asking = asyncio.create_task(self._ask())
+        await asyncio.wait({self._asking}, timeout=None if self._stats is None else STATS_WAIT_S)
+        if self._asking.done():
+            self._asking.result()
+        assert self._stats is not None
         return self._stats
+
+    async def _ask(self) -> None:
+        self._stats = await self._engine.stats()
 
     def _authenticate(self, metadata: Metadata | None) -> None:
         token = bearer_token(dict(metadata or ()))

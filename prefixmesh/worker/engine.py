@@ -1,7 +1,8 @@
 """The engine's core: one scheduler, one model runner, and what ties a step of them together.
 
-It runs on whatever thread drives it, and is never called from two. An error in a step is the step's: its requests end as
-``failed``, everything they held is released, and the engine goes on.
+It runs on whatever thread drives it, and is never called from two. An error in computing or sampling a step is the step's: its
+requests end as ``failed``, everything they held is released, and the engine goes on. An error of the scheduler itself is a bug
+after which no count can be trusted: it ends the engine, and every stream learns so.
 """
 
 import logging

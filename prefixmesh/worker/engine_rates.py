@@ -5,6 +5,10 @@ from typing import Final
 WEIGHT: Final = 0.1
 """Weight of the newest step in the moving averages: the last ten or so steps count, one slow step does not."""
 
+LEAST_RATED_TOKENS: Final = 128
+"""A prefill of fewer tokens rates nothing: most of such a step is its fixed cost, so traffic with warm prompts would make a worker
+believe that it is slow, and a router send its prefixes elsewhere."""
+
 LEAST_PREFILL_SHARE: Final = 0.1
 """Of a step that prefills and decodes, at least so much of the time is put down to the prefill, however slow decoding was."""
 
@@ -22,6 +26,8 @@ class EngineRates:
             return
         if not prefill_tokens:
             self.decode_step_ms = _average(self.decode_step_ms, elapsed_s * 1000.0)
+            return
+        if prefill_tokens < LEAST_RATED_TOKENS and self.prefill_tokens_per_s > 0.0:
             return
         prefill_s = elapsed_s
         if decoding:

@@ -143,6 +143,7 @@ class WorkerServer:
             return await self._engine.start(), await loading
         finally:
             loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
 
     async def _serve(self, info: EngineInfo, text: TextSide) -> int:
         config = self._config
@@ -151,7 +152,7 @@ class WorkerServer:
             incarnation=self._incarnation,
             model_revision=info.model_revision,
             isolation=config.isolation,
-            tickets_only=not is_loopback(config.host),
+            tickets_only=config.tickets_only or not is_loopback(config.host),
         )
         self._inference = InferenceService(
             engine=self._engine,

@@ -14,7 +14,15 @@ from prefixmesh.rpc.status import from_rpc_error
 from prefixmesh.text.prompts import text_digest
 from prefixmesh.ticket import TICKET_METADATA
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.servers import Metadata, Worker, byte_text, failure_of, rest_of, scripted_worker
+from tests.support.servers import (
+    Metadata,
+    Worker,
+    byte_text,
+    eventually,
+    failure_of,
+    rest_of,
+    scripted_worker,
+)
 
 PROMPT = "a prompt that several tenants send, word for word"
 REQUEST = pb.GenerateRequest(text=PROMPT)
@@ -186,4 +194,41 @@ async def test_describe_answers_with_the_last_figures_while_a_step_runs() -> Non
         engine.hold_stats = True
         during = await worker.control.Describe(control_pb.DescribeRequest(), metadata=metadata, timeout=5)
         assert during == before
+        engine.steps = 1000  # what the engine has to tell when its step is over
         engine.release()
+
+        async def is_fresh() -> bool:
+            engine.hold_stats = False
+            told = await worker.control.Describe(control_pb.DescribeRequest(), metadata=metadata, timeout=5)
+            return bool(told.pool.free_pages == before.pool.free_pages - 1000)
+
+        await eventually(is_fresh)
+
+
+async def test_figures_that_come_late_count_all_the_same() -> None:
+    """A worker whose every step is long still tells new figures: each late answer is told by the next Describe."""
+    engine = ScriptedEngine()
+    async with scripted_worker(engine) as worker:
+        metadata = worker.control_metadata()
+        await worker.control.Describe(control_pb.DescribeRequest(), metadata=metadata)
+        told = []
+        for round_ in range(1, 4):
+            engine.hold_stats = True
+            await worker.control.Describe(control_pb.DescribeRequest(), metadata=metadata, timeout=5)
+            engine.steps = round_
+            answered = engine.stats_told
+            engine.release()
+            await engine.until(lambda answered=answered: engine.stats_told > answered)  # type: ignore[misc]
+            engine.hold_stats = True
+            later = await worker.control.Describe(control_pb.DescribeRequest(), metadata=metadata, timeout=5)
+            told.append(engine.info.total_pages - 7 - later.pool.free_pages)
+        assert told == [1, 2, 3]
+        engine.release()
+
+
+async def test_only_tickets_count_where_the_fleet_has_api_keys() -> None:
+    """On loopback, too: naming a tenant past the router, who would have asked for a key, gets nobody in (F49)."""
+    async with scripted_worker(ScriptedEngine(), tickets_only=True) as worker:
+        error = await failure_of(worker, REQUEST, as_tenant("acme"))
+        assert isinstance(error, AuthenticationError)
+        assert (await worker.generate(REQUEST, worker.ticket())).finished.usage.completion_tokens > 0

@@ -76,6 +76,8 @@ class ScriptedEngine:
         self.hold_stats = False
         """Stats are told no more: as while a long step runs."""
 
+        self.steps = 0
+        self.stats_told = 0
         self.hold_admission = False
         self.hold_after_tokens: int | None = None
         self.submitted: list[Submit] = []
@@ -124,11 +126,13 @@ class ScriptedEngine:
     async def stats(self) -> Stats:
         await self.until(lambda: not self.hold_stats or self.closed.is_set())
         self._check_alive()
+        self.stats_told += 1
+        self._notify()
         return Stats(
             running=len(self.running),
             queued=0,
             total_pages=self.info.total_pages,
-            free_pages=self.info.total_pages - 7,
+            free_pages=self.info.total_pages - 7 - self.steps,
             evictable_pages=4,
             protected_pages=3,
             prefill_tokens_per_s=1000.0,
@@ -136,7 +140,7 @@ class ScriptedEngine:
             prompt_tokens=0,
             cached_tokens=0,
             double_releases=0,
-            steps=0,
+            steps=self.steps,
         )
 
     async def flush(self) -> None:

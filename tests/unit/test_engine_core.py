@@ -104,10 +104,18 @@ def test_rates_are_moving_averages_and_a_mixed_step_is_shared_out() -> None:
     rates.record(prefill_tokens=0, decoding=4, elapsed_s=0.010)
     rates.record(prefill_tokens=0, decoding=4, elapsed_s=0.020)
     assert rates.decode_step_ms == pytest.approx(11.0)
-    rates.record(prefill_tokens=100, decoding=4, elapsed_s=0.111)
+    rates.record(prefill_tokens=200, decoding=4, elapsed_s=0.211)
     assert rates.prefill_tokens_per_s == pytest.approx(1000.0)
-    rates.record(prefill_tokens=1, decoding=4, elapsed_s=0.001)
-    assert rates.prefill_tokens_per_s == pytest.approx(1000.0 + 0.1 * (10_000.0 - 1000.0))
+    rates.record(prefill_tokens=200, decoding=4, elapsed_s=0.001)
+    assert rates.prefill_tokens_per_s == pytest.approx(1000.0 + 0.1 * (2_000_000.0 - 1000.0))
+
+
+def test_warm_prompts_do_not_make_a_worker_believe_that_it_is_slow() -> None:
+    """Steps of a few uncached tokens cost mostly what every step costs: the rate stays what long prefills have shown."""
+    rates = EngineRates(prefill_tokens_per_s=3000.0)
+    for _ in range(100):
+        rates.record(prefill_tokens=20, decoding=0, elapsed_s=0.025 + 20 / 4000)
+    assert rates.prefill_tokens_per_s == pytest.approx(3000.0, rel=0.1)
     rates.record(prefill_tokens=1, decoding=0, elapsed_s=0.0)  # a clock that did not move says nothing
 
 
