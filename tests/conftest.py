@@ -1,11 +1,16 @@
 """Model files that many tests use."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-import prefixmesh.worker.model  # noqa: F401 - before torch: it makes torch's threads wait without spinning
 from prefixmesh.model_files.source import ModelFiles, resolve_model
+from prefixmesh.worker.process_engine import ENGINE_ENVIRONMENT
+
+# Before torch is loaded: tests that compute in this process wait as an engine's process does, without spinning.
+os.environ.update(ENGINE_ENVIRONMENT | os.environ)
+
 from tests.support.tiny_model import make_tiny_model
 
 

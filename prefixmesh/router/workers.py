@@ -122,6 +122,12 @@ class WorkerLink:
             except PrefixmeshError as error:
                 self._core.unreachable(self.endpoint, str(error))
                 self._on_news(self.endpoint)
+            except Exception:  # a bug of ours, or a peer that is no worker: the next round may find it well
+                _log.exception("worker_link_failed endpoint=%s", self.endpoint)
+                self._core.unreachable(
+                    self.endpoint, "the connection to it failed; the router's log has the reason"
+                )
+                self._on_news(self.endpoint)
             self._suspected.clear()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

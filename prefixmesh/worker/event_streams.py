@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
 
 from prefixmesh.errors import InternalError, PrefixmeshError
 from prefixmesh.worker.engine_client import RequestEvent
@@ -57,18 +58,22 @@ class EventStreams:
     def abort(self, request_id: str) -> None:
         """``EngineClient.abort``. Never waits, so that it can be called while a task is being cancelled."""
         if self._gone is None:
-            self._send(Abort(request_id=request_id))
+            # An engine that cannot be told any more is going, and its requests with it; the caller's own end must not be replaced.
+            with suppress(PrefixmeshError):
+                self._send(Abort(request_id=request_id))
 
     async def stats(self) -> Stats:
         """``EngineClient.stats``: answers come in the order of the questions."""
         self._check_alive()
         waiter: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
-        self._stats.append(waiter)
         self._send(GetStats())
+        self._stats.append(waiter)
         return await waiter
 
     def dispatch(self, events: Sequence[Event]) -> None:
         """Give each event to its stream; what belongs to streams that were closed is dropped."""
+        if self._gone is not None:
+            return
         for event in events:
             if isinstance(event, Stats):
                 waiter = self._stats.popleft()

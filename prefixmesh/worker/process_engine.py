@@ -144,6 +144,8 @@ class ProcessEngine:
                     self._streams.dispatch(message.events)
         except FrameError as failure:
             error = failure
+        except Exception:
+            logger.exception("engine.reader_failed pid=%s", self.pid)
         finally:
             self._streams.fail_all(error)
             if self._writer is not None:
