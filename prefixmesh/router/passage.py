@@ -4,8 +4,6 @@ It neither waits nor sends. Frames are serialised ``GenerateResponse`` messages:
 the routing added, the last what only the router knows. However the passage ends, it settles exactly once.
 """
 
-from typing import Final
-
 from prefixmesh.errors import InternalError
 from prefixmesh.ids import RequestId
 from prefixmesh.proto.v1 import inference_pb2 as pb
@@ -13,9 +11,6 @@ from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
 from prefixmesh.router.routing import Placement, RouterCore
 from prefixmesh.text.prompts import PromptBuilder
 from prefixmesh.tokens import unpack
-
-DELTA_TAG: Final = 0x12
-"""The first byte of a frame whose event is a Delta: field 2, length-delimited (protobuf encoding guide)."""
 
 
 class Passage:
@@ -30,6 +25,7 @@ class Passage:
         preparer: RequestPreparer,
         prompts: PromptBuilder,
         request_id: RequestId,
+        model: str,
     ) -> None:
         self._core = core
         self._placement = placement
@@ -37,6 +33,7 @@ class Passage:
         self._preparer = preparer
         self._prompts = prompts
         self._request_id = request_id
+        self._model = model
         self._answer_ids: list[bytes] = []
         self._answer_text: list[str] = []
         self._is_closed = False
@@ -49,15 +46,16 @@ class Passage:
     def on_frame(self, frame: bytes) -> bytes:
         """Take note of a frame; what to send on. O(frame), and O(answer) for the last."""
         message = pb.GenerateResponse.FromString(frame)
-        if frame[:1] == bytes((DELTA_TAG,)):
-            self._on_delta(message.delta)
-            return frame
-        if message.HasField("started"):
-            self._on_started(message.started)
-        elif message.HasField("finished"):
-            self._on_finished(message.finished)
-        else:
-            return frame  # an event of a later protocol: not ours to drop
+        match message.WhichOneof("event"):
+            case "delta":
+                self._on_delta(message.delta)
+                return frame
+            case "started":
+                self._on_started(message.started)
+            case "finished":
+                self._on_finished(message.finished)
+            case _:
+                return frame  # an event of a later protocol: not ours to drop
         return message.SerializeToString()
 
     def close(self) -> None:
@@ -71,6 +69,7 @@ class Passage:
         self._core.accepted(self._placement, self.cached_tokens)
         decision = self._placement.decision
         started.request_id = self._request_id
+        started.model = self._model
         started.routing.policy = self._core.policy
         started.routing.predicted_cached_tokens = decision.matched_tokens
         started.routing.predicted_first_token_ms = decision.cost.first_token_ms
@@ -84,10 +83,11 @@ class Passage:
     def _on_finished(self, finished: pb.Finished) -> None:
         if self._is_closed:
             raise InternalError("the worker ended the stream twice")
+        answer_ids = b"".join(self._answer_ids)
+        named = self._preparer.name_answer(self._prepared, answer_ids)
         # Before the caller sees the end, so that its next turn finds what this one left.
         self._is_closed = self.is_finished = True
-        answer_ids = b"".join(self._answer_ids)
-        self._core.finished(self._placement, self._preparer.name_answer(self._prepared, answer_ids))
+        self._core.finished(self._placement, named)
         finished.usage.retokenized_tokens = self._prepared.prompt.retokenized_tokens
         self._prompts.remember(
             self._prepared.namespace,

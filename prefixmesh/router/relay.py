@@ -46,12 +46,14 @@ class Relay:
         secret: FleetSecret,
         preparer: RequestPreparer,
         prompts: PromptBuilder,
+        model: str,
     ) -> None:
         self._core = core
         self._pool = pool
         self._secret = secret
         self._preparer = preparer
         self._prompts = prompts
+        self._model = model
 
     async def stream(
         self, prepared: PreparedRequest, request: RunningRequest, time_left_s: Callable[[], float | None]
@@ -105,6 +107,7 @@ class Relay:
             preparer=self._preparer,
             prompts=self._prompts,
             request_id=request.request_id,
+            model=self._model,
         )
         outcome = "cancelled"
         try:

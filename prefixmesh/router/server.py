@@ -152,7 +152,14 @@ class RouterServer:
             isolation=config.isolation,
             block_size=config.block_size,
         )
-        relay = Relay(core=core, pool=pool, secret=self._secret, preparer=preparer, prompts=model.prompts)
+        relay = Relay(
+            core=core,
+            pool=pool,
+            secret=self._secret,
+            preparer=preparer,
+            prompts=model.prompts,
+            model=model.name,
+        )
         inference = InferenceService(
             core=core, model=model, keys=self._keys, preparer=preparer, relay=relay, running=self._running
         )

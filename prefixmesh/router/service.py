@@ -87,7 +87,9 @@ class InferenceService:
         caller = identify(context.invocation_metadata(), self._keys)
         prompt = codec.decode_tokenize(message)
         check_model(self._model.name, message.model)
-        return pb.TokenizeResponse(ids=await self._preparer.tokenize(prompt, caller.tenant))
+        # Long prompts wait for threads: bounded, and waited for at the end, like any other request.
+        with self._running.enter(RequestId(secrets.token_hex(REQUEST_ID_BYTES)), caller.tenant):
+            return pb.TokenizeResponse(ids=await self._preparer.tokenize(prompt, caller.tenant))
 
     async def ListModels(  # noqa: N802  the service's own name
         self, message: pb.ListModelsRequest, context: AnyContext

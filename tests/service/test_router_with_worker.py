@@ -1,5 +1,6 @@
 """A router in front of the real worker: the two speak one protocol, and one client talks to either."""
 
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -77,6 +78,15 @@ async def test_router_changes_nothing_but_the_address() -> None:
         assert routed.started.namespace_digest == direct.started.namespace_digest
         assert again.started.cached_tokens.device == len(TEXT) - 1
         assert again.started.routing.predicted_cached_tokens == 64
+
+
+async def test_router_and_worker_may_know_the_same_files_by_other_names() -> None:
+    """The revision says what is served, a name is local: the router's name is the one that its callers see and may send."""
+    async with scripted_worker(ScriptedEngine()) as worker:
+        model = dataclasses.replace(scripted_model(), name="the-routers-name")
+        async with router_before(worker, model) as router:
+            answer = await router.generate(pb.GenerateRequest(text=TEXT, model="the-routers-name"))
+            assert answer.started.model == "the-routers-name"
 
 
 @pytest.mark.parametrize(
