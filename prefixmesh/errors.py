@@ -60,6 +60,9 @@ class InvalidRequestError(PrefixmeshError):
         self.field = field
         """Path of the offending field in the request, such as ``sampling.top_p``."""
 
+        self.problem = problem
+        """What is wrong with it, and the limit."""
+
 
 class AuthenticationError(PrefixmeshError):
     """Credentials are missing, unknown or forged."""

@@ -63,7 +63,7 @@ class Expected:
 
     def problem_of(self, facts: WorkerFacts) -> str:
         """How ``facts`` differ from what is expected; empty when they do not."""
-        if facts.protocol_version != self.protocol_version:
+        if abs(facts.protocol_version - self.protocol_version) > 1:  # neighbours understand each other
             return f"speaks protocol {facts.protocol_version}, this router {self.protocol_version}"
         if facts.model_revision != self.model_revision:
             return (

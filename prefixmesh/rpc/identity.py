@@ -9,6 +9,8 @@ Keys are 256 random bits, so one fast hash protects them; a slow password hash w
 
 import hashlib
 import ipaddress
+import re
+import re
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,6 +26,8 @@ DEFAULT_TENANT: Final = TenantId("default")
 MAX_TENANT_CHARS: Final = 128
 _KEY_PREFIX: Final = "pm-"
 _HASH_HEX_CHARS: Final = 64
+_HASH: Final = re.compile(f"[0-9a-fA-F]{{{_HASH_HEX_CHARS}}}")
+_KEY_HASH: Final = re.compile(rf"[0-9a-fA-F]{{{_HASH_HEX_CHARS}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +51,23 @@ class ApiKeys:
     def from_file(cls, path: Path) -> "ApiKeys":
         """Read a keys file; raises ConfigError naming the line that is wrong."""
         try:
-            lines = path.read_text().splitlines()
+            lines = path.read_text("utf-8").splitlines()
         except OSError as error:
             raise ConfigError(f"cannot read the API keys file {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path} is not a text file in UTF-8") from error
         callers: dict[str, Caller] = {}
         for number, line in enumerate(lines, start=1):
             words = line.split("#", 1)[0].split()
             if not words:
                 continue
-            if (
-                len(words) not in (2, 3)
-                or len(words[0]) != _HASH_HEX_CHARS
-                or words[2:] not in ([], ["admin"])
-            ):
-                raise ConfigError(
-                    f"{path} line {number}: expected '<{_HASH_HEX_CHARS} hex digits> <tenant> [admin]'"
-                )
-            callers[words[0].lower()] = Caller(check_tenant(words[1]), is_admin=words[2:] == ["admin"])
+            try:
+                key_hash, caller = _parse_words(words)
+            except ValueError as error:
+                raise ConfigError(f"{path} line {number}: {error}") from error
+            if key_hash in callers:
+                raise ConfigError(f"{path} line {number}: the same key as on a line before")
+            callers[key_hash] = caller
         if not callers:
             raise ConfigError(f"{path} holds no API key")
         return cls(callers)
@@ -71,6 +75,17 @@ class ApiKeys:
     def find(self, key: str) -> Caller | None:
         """The caller that holds ``key``; None when nobody does."""
         return self._callers_by_hash.get(hash_key(key))
+
+
+def _parse_words(words: list[str]) -> tuple[str, Caller]:
+    """Key hash and caller of one line; raises ValueError saying what is wrong."""
+    if len(words) not in (2, 3) or not _KEY_HASH.fullmatch(words[0]) or words[2:] not in ([], ["admin"]):
+        raise ValueError(f"expected '<{_HASH_HEX_CHARS} hex digits> <tenant> [admin]'")
+    try:
+        tenant = check_tenant(words[1])
+    except InvalidRequestError as error:
+        raise ValueError(f"the tenant {error.problem}") from error
+    return words[0].lower(), Caller(tenant, is_admin=words[2:] == ["admin"])
 
 
 def new_key() -> str:
@@ -99,7 +114,12 @@ def identify(metadata: Iterable[tuple[str, str | bytes]] | None, keys: ApiKeys |
     With ``keys``, a valid ``authorization: Bearer KEY`` is required, and a tenant named beside it must be the key's own. Without
     (loopback only), ``x-prefixmesh-tenant`` names the tenant.
     """
-    values = {name: value for name, value in metadata or () if isinstance(value, str)}
+    pairs = [(name, value) for name, value in metadata or () if isinstance(value, str)]
+    values = dict(pairs)
+    for name in (AUTHORIZATION_METADATA, TENANT_METADATA):
+        if sum(key == name for key, _ in pairs) > 1:
+            # A proxy that adds its own beside the caller's must not leave to chance which counts.
+            raise AuthenticationError(f"a call carries one {name}, not several")
     named = values.get(TENANT_METADATA)
     if keys is None:
         return Caller(DEFAULT_TENANT if named is None else check_tenant(named), is_admin=True)

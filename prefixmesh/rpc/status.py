@@ -5,14 +5,19 @@ from typing import Any, Final, TypeAlias
 import grpc
 import grpc.aio
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from prefixmesh import errors
 from prefixmesh.errors import InvalidRequestError, PrefixmeshError
+from prefixmesh.rpc.channel import MAX_MESSAGE_BYTES
 
 ERROR_DOMAIN: Final = "prefixmesh"
 _MAX_MESSAGE_CHARS: Final = 1000
 """Status messages travel as a header; a caller's own text quoted in one must not overflow it."""
+
+_TOO_LARGE: Final = "larger than max"
+"""In gRPC's own words for a message above the cap, whose status would read as "try again later", which never helps."""
 
 AnyContext: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 
@@ -63,6 +68,10 @@ def from_rpc_error(error: grpc.RpcError) -> PrefixmeshError:
             field = info.metadata.get("field", "request")
             return InvalidRequestError(field, message.removeprefix(f"{field}: "))
         return kind(message)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in message:
+        return InvalidRequestError(
+            "request", f"a message carries at most {MAX_MESSAGE_BYTES} bytes ({message})"
+        )
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return InvalidRequestError("request", message)
     return _BY_STATUS.get(code.name, errors.InternalError)(message)
@@ -73,9 +82,11 @@ def _error_info(error: Any) -> error_details_pb2.ErrorInfo | None:
     for key, value in trailer:
         if key != "grpc-status-details-bin":
             continue
-        status = status_pb2.Status.FromString(value)
-        for detail in status.details:
-            info = error_details_pb2.ErrorInfo()
-            if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
-                return info
+        try:
+            for detail in status_pb2.Status.FromString(value).details:
+                info = error_details_pb2.ErrorInfo()
+                if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+                    return info
+        except DecodeError:
+            return None  # a peer's own idea of details
     return None

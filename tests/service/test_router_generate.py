@@ -271,7 +271,7 @@ async def test_prompt_above_the_cap_is_refused_with_the_cap_and_the_channel_live
     """F62: above the cap the error names it, on the caller's hop and on the one behind the router; the next request works."""
     script = Script(context_length=2**31, prefix_cache="off", answer=lambda tokens: [1])
     async with running_router(1, model=tiny_model(context_length=2**31), script=script) as router:
-        with pytest.raises(OverloadedError, match=str(MAX_MESSAGE_BYTES)):
+        with pytest.raises(InvalidRequestError, match=str(MAX_MESSAGE_BYTES)):
             await router.generate(pb.GenerateRequest(tokens=pb.TokenPrompt(ids=bytes(MAX_MESSAGE_BYTES + 4))))
         with pytest.raises(InvalidRequestError, match=str(MAX_MESSAGE_BYTES)):
             await router.generate(

@@ -52,6 +52,18 @@ def test_a_key_cannot_act_for_another_tenant(keys: ApiKeys, key: str) -> None:
         identify([own[0], ("x-prefixmesh-tenant", "bolt")], keys)
 
 
+@pytest.mark.parametrize("name", ["authorization", "x-prefixmesh-tenant"])
+def test_who_calls_is_said_once(keys: ApiKeys, key: str, name: str) -> None:
+    """Where a caller and a proxy before us both say it, nothing is left to the order in which they come."""
+    said = [("authorization", f"Bearer {key}"), ("x-prefixmesh-tenant", "acme")]
+    twice = [*said, *(pair for pair in said if pair[0] == name)]
+    for metadata in (twice, twice[::-1]):
+        with pytest.raises(AuthenticationError, match=f"one {name}"):
+            identify(metadata, keys)
+    with pytest.raises(AuthenticationError):
+        identify([("x-prefixmesh-tenant", "acme"), ("x-prefixmesh-tenant", "bolt")], None)
+
+
 def test_without_keys_metadata_names_the_tenant() -> None:
     """On loopback without credentials the caller may say who it is, or be the default tenant."""
     assert identify([("x-prefixmesh-tenant", "acme")], None).tenant == "acme"
@@ -66,12 +78,32 @@ def test_a_tenant_name_has_limits(name: str) -> None:
         identify([("x-prefixmesh-tenant", name)], None)
 
 
-@pytest.mark.parametrize("line", ["abc acme", f"{'0' * 64}", f"{'0' * 64} acme root", f"{'0' * 64} a b c"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "abc acme",
+        f"{'0' * 64}",
+        f"{'0' * 64} acme root",
+        f"{'0' * 64} a b c",
+        f"{'x' * 64} acme",
+        f"{'0' * 64} café",
+        f"{'0' * 64} {'t' * (MAX_TENANT_CHARS + 1)}",
+        f"{'a' * 64} acme admin",
+    ],
+)
 def test_a_wrong_keys_file_names_the_line(tmp_path: Path, line: str) -> None:
     """A typing error in the file is found at start-up, not at the first call."""
     file = tmp_path / "keys"
-    file.write_text(f"# fine\n{line}\n")
+    file.write_text(f"{'A' * 64} acme\n{line}\n", "utf-8")
     with pytest.raises(ConfigError, match="line 2"):
+        ApiKeys.from_file(file)
+
+
+def test_a_keys_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """A wrong file ends the start with a message, not with a trace."""
+    file = tmp_path / "keys"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="no text"):
         ApiKeys.from_file(file)
 
 
