@@ -1,6 +1,7 @@
 """Model files that many tests use."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
