@@ -10,7 +10,6 @@ Keys are 256 random bits, so one fast hash protects them; a slow password hash w
 import hashlib
 import ipaddress
 import re
-import re
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ DEFAULT_TENANT: Final = TenantId("default")
 MAX_TENANT_CHARS: Final = 128
 _KEY_PREFIX: Final = "pm-"
 _HASH_HEX_CHARS: Final = 64
-_HASH: Final = re.compile(f"[0-9a-fA-F]{{{_HASH_HEX_CHARS}}}")
 _KEY_HASH: Final = re.compile(rf"[0-9a-fA-F]{{{_HASH_HEX_CHARS}}}")
 
 
