@@ -12,7 +12,10 @@ from prefixmesh.worker.process_engine import ENGINE_ENVIRONMENT
 # Before torch is loaded: tests that compute in this process wait as an engine's process does, without spinning.
 os.environ.update(ENGINE_ENVIRONMENT | os.environ)
 
-from tests.support.tiny_model import make_tiny_model
+# A shell that starts the tests in the background has them ignore Ctrl-C, and the programs under test would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+from tests.support.tiny_model import make_tiny_model  # noqa: E402 - loads torch
 
 
 @pytest.fixture(scope="session")
