@@ -5,6 +5,7 @@ front is gone, whatever the main thread is computing. A writer sends events, so 
 a step; one that does not read at all for ``FRONT_STALL_S`` is taken for dead.
 """
 
+import ctypes
 import gc
 import logging
 import os
@@ -42,12 +43,16 @@ MAX_UNSENT_FRAMES: Final = 1024
 FRONT_STALL_S: Final = 30.0
 """A front that takes nothing for so long, with all buffers full, is not coming back; its callers are long gone."""
 
+PR_SET_PDEATHSIG: Final = 1
+"""Linux's number for it (prctl(2))."""
+
 EXIT_FRONT_GONE: Final = 3
 EXIT_START_FAILED: Final = 4
 
 
 def main() -> None:
     """Serve one front until it goes away or says so."""
+    _die_with_front()
     descriptor, settings = int(sys.argv[1]), sys.argv[2]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     # The front decides when the engine ends; a Ctrl-C or a service manager signals the whole group.
@@ -62,6 +67,16 @@ def main() -> None:
     outbox.finish()
     sys.stderr.flush()
     os._exit(code)  # the reader blocks in a system call that a normal exit would wait for
+
+
+def _die_with_front() -> None:
+    """Have the kernel kill this process with the thread that started it, which is the one of the front's event loop.
+
+    The reader sees the front's death as well, but not while the process is stopped, or while one long call of a library keeps the
+    interpreter: its memory, on a GPU too, would be held for as long.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _serve(settings: str, inbox: CommandInbox, outbox: "_Outbox") -> int:

@@ -89,6 +89,7 @@ async def running(folder: Path, model: Path) -> AsyncIterator[Running]:
             process.kill()
             await process.wait()
         if engine is not None and engine.is_running():
+            engine.kill()
             engine.wait(10)
 
 
@@ -117,11 +118,14 @@ async def test_it_serves_until_a_signal_and_leaves_nothing(
     assert "Traceback" not in log
 
 
-async def test_killing_the_front_leaves_no_engine(tmp_path: Path, model: Path) -> None:
-    """kill -9 gives nobody time to clean up; the engine notices by itself."""
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_killing_the_front_leaves_no_engine(tmp_path: Path, model: Path, stopped: bool) -> None:
+    """kill -9 gives nobody time to clean up; the engine goes by itself, even one that is stopped and can notice nothing."""
     async with running(tmp_path, model) as worker:
         engine = worker.engine()
         await worker.generate("Hello")
+        if stopped:
+            engine.suspend()
         worker.process.kill()
         await worker.process.wait()
         await eventually(lambda: is_gone(engine), timeout_s=5.0)
