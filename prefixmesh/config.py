@@ -5,6 +5,7 @@ here is one flag. The effective configuration is logged once at start through ``
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -148,8 +149,8 @@ class RouterConfig:
         for address in self.workers:
             if not is_address(address):
                 raise ConfigError(f"workers must be host:port each, got {address!r}")
-        if self.spill_weight < 0:
-            raise ConfigError(f"spill_weight must not be negative, got {self.spill_weight}")
+        if not 0 <= self.spill_weight < math.inf:  # NaN, which compares false to everything, is refused too
+            raise ConfigError(f"spill_weight must be a number from 0 on, got {self.spill_weight}")
         for name in ("block_size", "max_tree_blocks", "answer_memory_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -119,6 +119,13 @@ def test_without_api_keys_only_loopback() -> None:
         RouterServer(RouterConfig(workers=("127.0.0.1:1",), host="0.0.0.0"), fleet_secret.generate())
 
 
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_a_spill_weight_is_a_finite_number(weight: float) -> None:
+    """With NaN in every cost no worker is cheaper than another, and nothing would say so."""
+    with pytest.raises(ConfigError, match="spill_weight"):
+        RouterConfig(workers=("127.0.0.1:1",), spill_weight=weight)
+
+
 async def test_port_in_use_is_a_named_problem() -> None:
     """A second router on the same port fails, and says which."""
     async with running_router(0) as router:
