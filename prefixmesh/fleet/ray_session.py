@@ -1,24 +1,26 @@
 """This process's connection to Ray: a local cluster of its own, or one that exists, with Ray's errors put plainly.
 
-A local Ray is a child of this process and ends with it, also when it is killed. It keeps its files in a folder of its own, so
-that neither ``ray.init("auto")`` elsewhere finds it nor ``ray stop`` is needed to end it.
+A local Ray is a child of this process and ends with it, also when it is killed (``prefixmesh.fleet.sweeper`` sees to that). It
+listens on loopback, and keeps its files in a folder of its own, so that ``ray.init("auto")`` elsewhere does not find it.
 """
 
 import logging
 import os
-import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from prefixmesh.errors import ConfigError
+from prefixmesh.errors import ConfigError, ModelFileError
 from prefixmesh.fleet.plan import ClusterView, NodeView
 from prefixmesh.fleet.ray_token import prepare_token
+from prefixmesh.fleet.sweeper import KEEP
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +37,17 @@ _RAY_ENVIRONMENT: Final = {
     "RAY_memory_monitor_refresh_ms": "0",  # Ray's own killer of memory-hungry workers would take a loading model for a leak
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",  # what outlives a killed parent waits a minute for it otherwise
 }
+_LOCAL_RAY_ENVIRONMENT: Final = {
+    # Ray's ports let whoever reaches them run code. On Linux Ray binds them to every interface, and takes no other address from
+    # ``ray.init`` for its head; this switch, meant for firewalls of other systems, makes loopback the node's address.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+
+_SWEEPER_WAIT_S: Final = 10.0
+"""It ends in a moment when nothing is left to sweep, and what is left gets some seconds."""
+
+_INTERRUPTED_WAIT_S: Final = 1.0
+"""What an interrupted start leaves may end only after this process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,30 +80,57 @@ def open_session(address: str | None) -> Iterator[RaySession]:
     Takes about 3 s for a local one. Raises ConfigError when Ray is not installed, cannot be reached, or has another version.
     """
     ray = _load_ray(address)
-    temp_dir = (
-        None if address is not None else Path(tempfile.mkdtemp(prefix="prefixmesh-ray-", dir=_TEMP_ROOT))
+    if address is not None:
+        try:
+            yield _opened(ray, _join(ray, address), is_local=False)
+        finally:
+            ray.shutdown()
+        return
+    with _swept_folder() as temp_dir:
+        try:
+            yield _opened(ray, _start_local(ray, temp_dir), is_local=True)
+        finally:
+            ray.shutdown()
+
+
+def _opened(ray: ModuleType, address: str, *, is_local: bool) -> RaySession:
+    _log.info("ray_session_open address=%s local=%s", address, is_local)
+    return RaySession(ray=ray, address=address, is_local=is_local)
+
+
+@contextmanager
+def _swept_folder() -> Iterator[Path]:
+    """A folder for Ray's files and sockets that goes, with what still writes there, whatever becomes of this process.
+
+    After an error that is not the user's own doing, which its message explains, it stays for its logs.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="prefixmesh-ray-", dir=_TEMP_ROOT))
+    sweeper = subprocess.Popen(
+        [sys.executable, "-m", "prefixmesh.fleet.sweeper", str(folder), str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # a pipe that this command writes to must not stay open for it
+        start_new_session=True,  # Ctrl-C in the terminal is not for it
     )
+    last_word, wait_s = b"", _INTERRUPTED_WAIT_S
     try:
-        info = _start_local(ray, temp_dir) if temp_dir else _join(ray, str(address))
-        session = RaySession(ray=ray, address=info, is_local=temp_dir is not None)
-        _log.info("ray_session_open address=%s local=%s", session.address, session.is_local)
-        yield session
-    except (ConfigError, KeyboardInterrupt):
-        raise  # the user's own doing, which the message explains
+        yield folder
+        wait_s = _SWEEPER_WAIT_S
+    except (ConfigError, ModelFileError, KeyboardInterrupt):
+        raise
     except BaseException:
-        if temp_dir:
-            _log.warning("the logs of this Ray session are kept in %s/session_latest/logs", temp_dir)
-            temp_dir = None
+        _log.warning("the logs of this Ray session are kept in %s/session_latest/logs", folder)
+        last_word = KEEP
         raise
     finally:
-        ray.shutdown()
-        if temp_dir:
-            shutil.rmtree(temp_dir, ignore_errors=True)
+        with suppress(subprocess.TimeoutExpired):
+            sweeper.communicate(last_word, timeout=wait_s)
 
 
 def _load_ray(address: str | None) -> ModuleType:
     """Import Ray, with the settings that it reads at that moment."""
-    for name, value in _RAY_ENVIRONMENT.items():
+    settings = _RAY_ENVIRONMENT | (_LOCAL_RAY_ENVIRONMENT if address is None else {})
+    for name, value in settings.items():
         os.environ.setdefault(name, value)
     if address is not None:
         if address != "auto":
@@ -115,6 +155,8 @@ def _start_local(ray: ModuleType, temp_dir: Path) -> str:
             _temp_dir=str(temp_dir),
             **_QUIET,
         )
+    except SystemExit as error:
+        raise KeyboardInterrupt from error  # Ray's own answer to SIGTERM
     except (RuntimeError, ValueError, OSError, TimeoutError) as error:
         raise ConfigError(f"cannot start a local Ray: {_one_line(error)}") from error
     return str(context.address_info["gcs_address"])
