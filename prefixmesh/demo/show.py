@@ -21,6 +21,7 @@ from prefixmesh.fleet.keeper import (
     start_unless_asked_to_stop,
 )
 from prefixmesh.fleet.plan import FleetRequest, plan_fleet
+from prefixmesh.fleet.precheck import check_request
 from prefixmesh.fleet.ray_session import RaySession
 from prefixmesh.fleet_secret import FleetSecret, load_or_create
 
@@ -72,7 +73,7 @@ def run_demo(
     """
     tenants = settings.tenants
     with interruptible():
-        request = prepare_model(_request(settings), report)
+        request = prepare_model(check_request(_request(settings)), report)
         with fleet_session(request, report) as session:
             return asyncio.run(_play(settings, request, tenants, session, report, on_pass, on_row))
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import ray
 
 from prefixmesh.config import RouterConfig, WorkerConfig
-from prefixmesh.errors import PrefixmeshError
+from prefixmesh.errors import PrefixmeshError, UnavailableError
 from prefixmesh.fleet.plan import LOOPBACK, Bind
 from prefixmesh.fleet_secret import FleetSecret
 
@@ -44,6 +44,8 @@ class StartFailed:
     """Why a server could not start, in one line for the user."""
 
     problem: str
+    reason: str
+    """``PrefixmeshError.reason`` of what went wrong."""
 
 
 StartOutcome = Serving | StartFailed
@@ -70,7 +72,7 @@ class WorkerActor:
             self._server = WorkerServer(dataclasses.replace(self._config, host=host), self._secret)
             bound = await self._server.start()
         except PrefixmeshError as error:
-            return StartFailed(problem=str(error))
+            return StartFailed(problem=str(error), reason=error.reason)
         return Serving(address=bound.address, incarnation=bound.incarnation)
 
     async def wait_closed(self) -> None:
@@ -103,9 +105,11 @@ class RouterActor:
             self._server = RouterServer(self._config, self._secret)
             bound = await self._server.start()
         except PrefixmeshError as error:
-            return StartFailed(problem=str(error))
+            return StartFailed(problem=str(error), reason=error.reason)
         problem = await self._missing_workers(self._server)
-        return StartFailed(problem=problem) if problem else Serving(address=bound.address)
+        if problem:
+            return StartFailed(problem=problem, reason=UnavailableError.reason)
+        return Serving(address=bound.address)
 
     async def wait_closed(self) -> None:
         """Return when the server has ended, for whatever reason."""

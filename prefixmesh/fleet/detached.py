@@ -19,6 +19,7 @@ import msgspec
 from prefixmesh import fleet_state, paths
 from prefixmesh.errors import ConfigError, PrefixmeshError, UnavailableError
 from prefixmesh.fleet.events import FleetEvent, Report
+from prefixmesh.fleet.fleet import start_error
 from prefixmesh.fleet.hold import find_holder
 from prefixmesh.fleet.keeper import keep_fleet
 from prefixmesh.fleet.plan import FleetRequest
@@ -67,7 +68,7 @@ def start_detached(request: FleetRequest, report: Report, grace_s: float) -> Non
             event = msgspec.json.decode(line, type=FleetEvent)
             if event.kind == "failed":
                 keeper.wait()
-                raise (ConfigError if event.subject == ConfigError.reason else UnavailableError)(event.detail)
+                raise start_error(event.subject, event.detail)
             report(event)
             if event.kind == "fleet_ready":
                 return

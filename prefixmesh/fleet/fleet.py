@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from prefixmesh.errors import PrefixmeshError, UnavailableError
+from prefixmesh.errors import ConfigError, ModelFileError, PrefixmeshError, UnavailableError
 from prefixmesh.fleet.events import FleetEvent, Report
 from prefixmesh.fleet.plan import FleetPlan, WorkerPlan
 from prefixmesh.fleet.ray_session import RaySession
@@ -68,7 +68,7 @@ class Fleet:
     async def start(self) -> Endpoints:
         """Start all workers at once, then the router; raises the first failure, after which ``stop`` is due.
 
-        UnavailableError names the part and its problem in one line.
+        It names the part and its problem in one line: ConfigError or ModelFileError for what the user must change, else UnavailableError.
         """
         starting = [asyncio.create_task(self._start_worker(worker)) for worker in self._plan.workers]
         try:
@@ -151,7 +151,7 @@ class Fleet:
             raise UnavailableError(f"{name} could not start: {_first_line(error)}") from error
         problem: str | None = getattr(outcome, "problem", None)
         if problem is not None:
-            raise UnavailableError(f"{name} could not start: {problem}")
+            raise start_error(outcome.reason, f"{name} could not start: {problem}")
         self._watchers[asyncio.create_task(_get(actor.wait_closed.remote()))] = name
         address = str(outcome.address)
         self._report(FleetEvent(kind="ready", subject=name, detail=address, seconds=time.monotonic() - began))
@@ -181,6 +181,14 @@ class Fleet:
         nodes = self._session.view().nodes
         cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
         return f"{len(nodes)} nodes with {cpus:g} CPUs and {gpus:g} GPUs"
+
+
+def start_error(reason: str, message: str) -> PrefixmeshError:
+    """A failure to start, told across processes by its ``reason``: what the user must change, or that it could not be done."""
+    for kind in (ConfigError, ModelFileError):
+        if kind.reason == reason:
+            return kind(message)
+    return UnavailableError(message)
 
 
 async def _get(reference: Awaitable[Any]) -> Any:

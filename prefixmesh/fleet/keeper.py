@@ -23,6 +23,7 @@ from prefixmesh.fleet.events import FleetEvent, Report
 from prefixmesh.fleet.fleet import ROUTER, Endpoints, Fleet
 from prefixmesh.fleet.hold import hold_fleet
 from prefixmesh.fleet.plan import FleetRequest, plan_fleet
+from prefixmesh.fleet.precheck import check_request
 from prefixmesh.fleet.ray_session import RaySession, open_session
 from prefixmesh.fleet_secret import load_or_create
 from prefixmesh.fleet_state import FleetState
@@ -59,7 +60,7 @@ def keep_fleet(request: FleetRequest, report: Report, grace_s: float) -> None:
     when it was told to end before it was up. Nothing is left behind in any case.
     """
     with hold_fleet(), interruptible():
-        request = prepare_model(request, report)
+        request = prepare_model(check_request(request), report)
         with fleet_session(request, report) as session:
             asyncio.run(_keep(request, session, report, grace_s))
     report(FleetEvent(kind="stopped"))

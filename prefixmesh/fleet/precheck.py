@@ -1,0 +1,58 @@
+"""What can be found wrong with a fleet's settings before anything starts: in a moment, not after a minute of loading."""
+
+import dataclasses
+import errno
+import importlib.util
+import os
+import socket
+from pathlib import Path
+from typing import Final
+
+from prefixmesh.errors import ConfigError
+from prefixmesh.fleet.plan import FleetRequest
+from prefixmesh.rpc.identity import ApiKeys
+
+_CLIENT_SCHEME: Final = "ray://"
+"""Through Ray's client the router runs on the cluster's head, where its port and its keys file are."""
+
+
+def check_request(request: FleetRequest) -> FleetRequest:
+    """``request`` with the path of its keys file made absolute, for an actor has a working folder of its own.
+
+    Raises ConfigError for a package that is not installed, a keys file that cannot be read and a router port that is taken. Reads one
+    file and binds one socket for a moment.
+    """
+    _check_installed(request)
+    if request.address is not None and request.address.startswith(_CLIENT_SCHEME):
+        return request
+    if request.router_port:
+        _check_free(request.router_host, request.router_port)
+    if request.api_keys_file is None:
+        return request
+    path = Path(request.api_keys_file).expanduser().absolute()
+    ApiKeys.from_file(path)
+    return dataclasses.replace(request, api_keys_file=str(path))
+
+
+def _check_installed(request: FleetRequest) -> None:
+    needed = (
+        ("ray", "torch") if request.address is None else ("ray",)
+    )  # a cluster's nodes have a torch of their own
+    missing = [package for package in needed if importlib.util.find_spec(package) is None]
+    if missing:
+        names = " and ".join("Ray" if package == "ray" else package for package in missing)
+        verb = "is" if len(missing) == 1 else "are"
+        raise ConfigError(f"{names} {verb} not installed; run: pip install 'prefixmesh[worker,ray]'")
+
+
+def _check_free(host: str, port: int) -> None:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"cannot listen on {host}:{port}: the port is taken") from error
+        problem = error.strerror or os.strerror(error.errno or 0)
+        raise ConfigError(f"cannot listen on {host}:{port}: {problem}") from error

@@ -1,0 +1,71 @@
+"""What ``up`` refuses before it starts anything."""
+
+import importlib.util
+import socket
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+
+from prefixmesh.errors import ConfigError
+from prefixmesh.fleet.plan import FleetRequest
+from prefixmesh.fleet.precheck import check_request
+from prefixmesh.rpc.identity import hash_key, new_key
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
+    """Packages that are not installed."""
+    find = importlib.util.find_spec
+
+    def find_spec(name: str) -> ModuleSpec | None:
+        return None if name in missing else find(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+
+
+def test_a_base_installation_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the model is fetched."""
+    without(monkeypatch, "ray", "torch")
+    with pytest.raises(
+        ConfigError,
+        match=r"^Ray and torch are not installed; run: pip install 'prefixmesh\[worker,ray\]'$",
+    ):
+        check_request(FleetRequest())
+
+
+def test_joining_a_cluster_needs_no_torch_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its nodes have it."""
+    without(monkeypatch, "torch")
+    check_request(FleetRequest(address="auto"))
+
+
+def test_a_taken_router_port_is_told_at_once() -> None:
+    """Not when the workers have loaded."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"^cannot listen on 127.0.0.1:{port}: the port is taken$"):
+            check_request(FleetRequest(router_port=port))
+    check_request(FleetRequest(router_port=port))
+
+
+def test_an_address_that_is_not_this_machines_is_told(tmp_path: Path) -> None:
+    """With the system's own reason."""
+    keys = tmp_path / "keys"
+    keys.write_text(f"{hash_key(new_key())} acme\n")
+    with pytest.raises(ConfigError, match=r"^cannot listen on 192\.0\.2\.77:9: \w"):
+        check_request(FleetRequest(router_host="192.0.2.77", router_port=9, api_keys_file=str(keys)))
+
+
+def test_a_keys_file_is_read_and_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router is an actor, whose working folder may be another."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="cannot read the API keys file"):
+        check_request(FleetRequest(api_keys_file="keys"))
+    Path("keys").write_text(f"{hash_key(new_key())} acme\n")
+    assert check_request(FleetRequest(api_keys_file="keys")).api_keys_file == str(tmp_path / "keys")
+
+
+def test_through_rays_client_the_routers_settings_are_its_nodes_business() -> None:
+    """Its port and its files are on the cluster."""
+    request = FleetRequest(address="ray://head:10001", api_keys_file="on/the/head", router_port=1)
+    assert check_request(request) is request
