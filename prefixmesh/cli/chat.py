@@ -1,5 +1,6 @@
 """``prefixmesh chat``: a conversation in the terminal."""
 
+import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 QUIT: Final = "/quit"
 NEW: Final = "/new"
+_COMMAND: Final = re.compile(r"/[a-z]+")
+"""A line of this form is meant for the chat, not for the model."""
 
 
 @click.command()
@@ -34,6 +37,8 @@ def chat(system: str | None, **values: Any) -> None:
         while (line := _read_line(is_interactive=is_interactive)) is not None and line != QUIT:
             if line == NEW:
                 conversation.begin()
+            elif is_interactive and _COMMAND.fullmatch(line):
+                print_note(f"there is no {line}: {NEW} begins anew, {QUIT} ends")
             elif line:
                 try:
                     conversation.take_turn(line)

@@ -22,8 +22,16 @@ _COLUMNS: Final = "  #  tenant            user    turn  worker     prompt  cache
 @click.command()
 @click.option("--model", default=DEFAULT_MODEL, show_default=True)
 @click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True)
-@click.option("--users", type=int, default=4, show_default=True, help="Users of each of the two tenants.")
-@click.option("--turns", type=int, default=4, show_default=True, help="Questions each user asks.")
+@click.option(
+    "--users",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Users of each of the two tenants.",
+)
+@click.option(
+    "--turns", type=click.IntRange(min=1), default=4, show_default=True, help="Questions each user asks."
+)
 @click.option(
     "--max-tokens", type=click.IntRange(min=1), default=24, show_default=True, help="Of each answer."
 )
@@ -40,7 +48,7 @@ def demo(model: str, workers: int, users: int, turns: int, max_tokens: int, json
     from prefixmesh.demo.show import DemoSettings, run_demo
     from prefixmesh.demo.summary import as_json, find_problems
 
-    logging.basicConfig(level=logging.WARNING)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
     settings = DemoSettings(model=model, workers=workers, users=users, turns=turns, max_tokens=max_tokens)
     with FleetProgress() as progress:
 

@@ -5,7 +5,7 @@ from typing import Final
 import click
 
 from prefixmesh.cli.render import printable
-from prefixmesh.errors import ConfigError, InvalidRequestError, PrefixmeshError
+from prefixmesh.errors import AuthenticationError, ConfigError, InvalidRequestError, PrefixmeshError
 
 _EXTRAS: Final = {"torch": "worker", "safetensors": "worker", "ray": "ray"}
 """Which optional part of the installation brings a package."""
@@ -20,6 +20,8 @@ class BadRequest(click.ClickException):
 def as_failure(error: PrefixmeshError) -> click.ClickException:
     """An error of ours as the command line shows it. Exit code 2: ask differently; 1: it could not be done."""
     kind = BadRequest if isinstance(error, InvalidRequestError | ConfigError) else click.ClickException
+    if isinstance(error, AuthenticationError):
+        return kind(f"{one_line(str(error))}; give the key with $PREFIXMESH_API_KEY or --api-key")
     return kind(one_line(str(error)))
 
 

@@ -16,9 +16,14 @@ def keys() -> None:
     """Make API keys."""
 
 
-@keys.command()
-@click.option("--tenant", required=True, help="Whom the key belongs to.")
-@click.option("--admin", "is_admin", is_flag=True, help="The key may do what administrators may.")
+@keys.command(short_help="Make an API key and append its hash to the keys file.")
+@click.option("--tenant", required=True, help="Whom the key belongs to; ASCII, without spaces.")
+@click.option(
+    "--admin",
+    "is_admin",
+    is_flag=True,
+    help="The key may also list the fleet's workers (`status`) and what else only administrators may.",
+)
 @click.option(
     "--file",
     "path",

@@ -4,7 +4,9 @@
 torch) is loaded by the command.
 """
 
+import copy
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,6 +29,8 @@ class LazyCommand:
     """``module:attribute`` of a click command."""
 
     short_help: str
+    needs: tuple[str, ...] = ()
+    """Optional packages without which the command only shows its help."""
 
 
 COMMANDS: Final[Mapping[str, LazyCommand]] = {
@@ -38,7 +42,7 @@ COMMANDS: Final[Mapping[str, LazyCommand]] = {
     "demo": LazyCommand("prefixmesh.cli.demo:demo", "Run a workload and see what the prefix caches save."),
     "models": LazyCommand("prefixmesh.cli.models:models", "Fetch and list models."),
     "keys": LazyCommand("prefixmesh.cli.keys:keys", "Make API keys."),
-    "worker": LazyCommand("prefixmesh.worker.__main__:main", "Run one worker, without Ray."),
+    "worker": LazyCommand("prefixmesh.worker.__main__:main", "Run one worker, without Ray.", ("torch",)),
     "router": LazyCommand("prefixmesh.router.__main__:main", "Run one router, without Ray."),
 }
 
@@ -61,7 +65,8 @@ class LazyGroup(click.Group):
             return None
         module, _, attribute = entry.target.partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
+        missing = [package for package in entry.needs if importlib.util.find_spec(package) is None]
+        return _refusing(command, missing[0]) if missing else command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from the table alone."""
@@ -82,6 +87,17 @@ class LazyGroup(click.Group):
         except KeyboardInterrupt:
             click.echo(err=True)  # the terminal echoed ^C in the middle of a line
             ctx.exit(INTERRUPTED_EXIT_CODE)
+
+
+def _refusing(command: click.Command, package: str) -> click.Command:
+    """``command`` with its options and help, which fails for want of a package when it is run."""
+
+    def refuse(**_: Any) -> None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    refusing = copy.copy(command)
+    refusing.callback = refuse
+    return refusing
 
 
 @click.group(cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})

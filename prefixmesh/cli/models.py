@@ -23,7 +23,7 @@ def pull(name: str) -> None:
     click.echo(pull_model(name, print_note))
 
 
-@models.command(name="list")
+@models.command(name="list", short_help="List the models known by name.")
 def list_known() -> None:
     """List the models known by name, their sizes, and whether they are here."""
     from prefixmesh import paths

@@ -13,6 +13,10 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 DEFAULT_MAX_TOKENS: Final = 512
 """A terminal wants an end; the API's own default is all that the context leaves."""
 
+DEFAULT_TEMPERATURE: Final = 0.2
+DEFAULT_TOP_P: Final = 0.9
+"""With the temperature above, what the default model's authors sample with; at the API's 1 and 1 a model this small talks nonsense."""
+
 _CONNECTION: Final = (
     click.option(
         "--address", metavar="HOST:PORT", help="Router or worker. [default: the fleet `up` started]"
@@ -23,7 +27,7 @@ _CONNECTION: Final = (
         show_envvar=True,
         help="Better given by the environment: others see a command's arguments.",
     ),
-    click.option("--tenant", help="Who is calling; believed only by servers without API keys."),
+    click.option("--tenant", help="Who is calling, in ASCII; believed only by servers without API keys."),
     click.option("--timeout", type=float, metavar="SECONDS", help="Longest time for one answer."),
 )
 _ANSWER: Final = (
@@ -31,9 +35,19 @@ _ANSWER: Final = (
     click.option("--model", help="Model by name. [default: the one that is served]"),
     click.option("--adapter", help="LoRA adapter by name."),
     click.option("--extra-key", help="Share cached prefixes only with calls of the same key."),
-    click.option("--max-tokens", type=int, default=DEFAULT_MAX_TOKENS, show_default=True),
-    click.option("--temperature", type=float, help="0 is greedy. [default: 1]"),
-    click.option("--top-p", type=float, help="Keep the likeliest tokens up to this sum. [default: 1]"),
+    click.option(
+        "--max-tokens", type=int, default=DEFAULT_MAX_TOKENS, show_default=True, help="Longest answer."
+    ),
+    click.option(
+        "--temperature", type=float, default=DEFAULT_TEMPERATURE, show_default=True, help="0 is greedy."
+    ),
+    click.option(
+        "--top-p",
+        type=float,
+        default=DEFAULT_TOP_P,
+        show_default=True,
+        help="Keep the likeliest tokens up to this sum.",
+    ),
     click.option("--top-k", type=int, help="Keep the k likeliest tokens; 0 keeps all. [default: 0]"),
     click.option("--min-p", type=float, help="Drop tokens below this share of the likeliest. [default: 0]"),
     click.option("--seed", type=int, help="Same seed, same answer."),
@@ -73,7 +87,7 @@ def open_client(values: Mapping[str, Any]) -> "Client":
 
 
 def generate_options(values: Mapping[str, Any]) -> "GenerateOptions":
-    """The options of a Generate call that were given; the rest is left to the library's defaults."""
+    """The options of a Generate call; what has no value here is left to the library's defaults."""
     given: Any = {name: values[name] for name in _SAMPLING_NAMES if values[name] is not None}
     options: GenerateOptions = given
     return options

@@ -63,6 +63,10 @@ def _list_workers(target: Any) -> "Sequence[WorkerView]":
                 router_pb2.ListWorkersRequest(), timeout=target.timeout_s(None), metadata=target.metadata
             )
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise NotFoundError(
+                    f"{target.address} is not a router, and only a router knows the fleet"
+                ) from error
             raise target.error(error) from error
     return response.workers
 

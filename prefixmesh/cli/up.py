@@ -75,7 +75,7 @@ def up(grace: float, *, detach: bool, **options: Any) -> None:
     from prefixmesh.fleet.detached import start_detached
     from prefixmesh.fleet.keeper import keep_fleet
 
-    logging.basicConfig(level=logging.WARNING)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
     request = _request(options)
     with FleetProgress() as progress:
         if detach:

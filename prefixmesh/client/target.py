@@ -8,7 +8,7 @@ import grpc
 from prefixmesh import fleet_state
 from prefixmesh.client.checks import check_real
 from prefixmesh.config import is_address
-from prefixmesh.errors import InvalidRequestError, PrefixmeshError, UnavailableError
+from prefixmesh.errors import DeadlineError, InvalidRequestError, PrefixmeshError, UnavailableError
 from prefixmesh.rpc import status
 from prefixmesh.rpc.identity import AUTHORIZATION_METADATA, TENANT_METADATA, check_tenant
 
@@ -38,6 +38,8 @@ class Target:
         error = status.from_rpc_error(failure)
         call: Any = failure
         sent_by_server = any(key == _STATUS_DETAILS for key, _ in call.trailing_metadata() or ())
+        if isinstance(error, DeadlineError) and not sent_by_server:
+            return DeadlineError(f"{self.address} did not answer in full within the timeout")
         if not isinstance(error, UnavailableError) or sent_by_server:
             return error
         details = str(error)

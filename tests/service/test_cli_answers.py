@@ -86,13 +86,14 @@ async def test_generate_sends_every_option(fake: FakeInference) -> None:
     assert fake.metadata[0]["x-prefixmesh-tenant"] == "acme"
 
 
-async def test_options_left_out_are_left_to_the_server(fake: FakeInference) -> None:
-    """No seed is sent, and the terminal's own output limit."""
+async def test_a_terminal_samples_soberly_and_draws_no_seed(fake: FakeInference) -> None:
+    """Its own output limit, and sampling at which a small model keeps to the subject."""
     await run("generate", "hi", "--address", fake.address)
     sampling = fake.requests[0].sampling
     assert not sampling.HasField("seed")
-    assert sampling.temperature == 1.0
-    assert sampling.max_tokens == 512
+    assert sampling.temperature == pytest.approx(0.2)
+    assert sampling.top_p == pytest.approx(0.9)
+    assert (sampling.top_k, sampling.min_p, sampling.max_tokens) == (0, 0.0, 512)
 
 
 async def test_api_key_is_read_from_the_environment(fake: FakeInference) -> None:
@@ -172,6 +173,29 @@ async def test_nobody_there_names_the_address_and_the_cure(command: list[str]) -
         result = await run(*command, "--address", address)
     assert result.exit_code == 1
     assert_matches(f"Error: nobody answers at {address} .*start a fleet with: prefixmesh up\n", result.stderr)
+
+
+async def test_a_timeout_that_passed_is_told_as_one(fake: FakeInference) -> None:
+    """With the address, in words."""
+    fake.hold_after = 1
+    result = await run("generate", "hi", "--address", fake.address, "--timeout", "0.5")
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: {fake.address} did not answer in full within the timeout\n"
+
+
+async def test_a_missing_key_says_how_to_give_one(fake: FakeInference) -> None:
+    """The server speaks of metadata, which no option is called."""
+    fake.error = errors.AuthenticationError("credentials are missing")
+    result = await run("generate", "hi", "--address", fake.address)
+    assert result.exit_code == 1
+    assert result.stderr.endswith("missing; give the key with $PREFIXMESH_API_KEY or --api-key\n")
+
+
+async def test_status_of_what_is_no_router_says_so(fake: FakeInference) -> None:
+    """A worker's address is easily taken for the router's."""
+    result = await run("status", "--address", fake.address)
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: {fake.address} is not a router, and only a router knows the fleet\n"
 
 
 async def test_error_in_the_middle_keeps_what_was_printed(fake: FakeInference) -> None:

@@ -86,7 +86,8 @@ async def terminal(fake: FakeInference) -> AsyncIterator[Terminal]:
 
 
 async def test_chat_at_a_terminal(fake: FakeInference, terminal: Terminal) -> None:
-    """A failed turn is told and forgotten; escape sequences are taken out; Ctrl-C at the prompt explains; Ctrl-D ends."""
+    """A failed turn is told and forgotten; escape sequences are taken out; a mistyped command goes to nobody; Ctrl-C at the
+    prompt explains; Ctrl-D ends."""
     await terminal.until(b"> ")
     fake.error = OverloadedError("queue full")
     terminal.type(b"one\r")
@@ -97,6 +98,8 @@ async def test_chat_at_a_terminal(fake: FakeInference, terminal: Terminal) -> No
     assert b"\x1b]0;" not in await terminal.until(b"]0;ownedfine")
     await terminal.until(b"cached 1,152/1,204")
     await terminal.until(b"> ")
+    terminal.type(b"/help\r")
+    await terminal.until(b"there is no /help: /new begins anew, /quit ends")
     await terminal.press_until(CTRL_C, b"/quit or Ctrl-D ends")
     await terminal.until(b"> ")
     terminal.type(CTRL_D)

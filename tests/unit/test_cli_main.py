@@ -1,5 +1,6 @@
 """The command group: lazy commands, one-line errors, exit codes."""
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,6 +81,19 @@ def test_missing_optional_package_says_what_to_install(monkeypatch: pytest.Monke
     result = run_failing(monkeypatch, ModuleNotFoundError("No module named 'ray.util'", name="ray.util"))
     assert result.exit_code == 1
     assert "pip install 'prefixmesh[ray]'" in result.stderr
+
+
+def test_a_worker_without_torch_shows_its_help_and_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not the trace of an engine's process that could not import it."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
+    assert "--page-size" in CliRunner().invoke(main, ["worker", "--help"]).stdout
+    result = CliRunner().invoke(main, ["worker"])
+    assert result.exit_code == 1
+    assert "this command needs torch" in result.stderr
+    assert "pip install 'prefixmesh[worker]'" in result.stderr
 
 
 def test_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
