@@ -1,6 +1,6 @@
 """Two chats at once with AsyncClient: the second turn of each finds its first turn in the cache.
 
-Usage: python examples/chat_client.py HOST:PORT
+Usage: python examples/chat_client.py [HOST:PORT]   (default: the fleet that `prefixmesh up` started last)
 """
 
 import asyncio
@@ -25,7 +25,7 @@ async def chat(client: AsyncClient, persona: str) -> None:
         print(f"[{persona}] {question} -> {text.strip()} ({cached})")
 
 
-async def main(address: str) -> None:
+async def main(address: str | None) -> None:
     """Run the chats side by side."""
     async with AsyncClient(address, tenant="example", timeout_s=120) as client:
         await asyncio.gather(chat(client, "a geographer"), chat(client, "a poet"))
@@ -33,6 +33,6 @@ async def main(address: str) -> None:
 
 if __name__ == "__main__":
     try:
-        asyncio.run(main(sys.argv[1]))
+        asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else None))
     except PrefixmeshError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+        sys.exit(f"Error: {error}")

@@ -1,4 +1,7 @@
-"""Generate over gRPC with the bare stub: what any language does with proto/prefixmesh/v1/inference.proto."""
+"""Generate over gRPC with the bare stub: what any language does with proto/prefixmesh/v1/inference.proto.
+
+Usage: python examples/raw_stub.py HOST:PORT
+"""
 
 import sys
 
