@@ -36,6 +36,7 @@ _COMMON: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_metadata_size", METADATA_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
 )
 CLIENT_OPTIONS: Final = (
