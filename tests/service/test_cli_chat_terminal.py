@@ -44,17 +44,20 @@ class Terminal:
 
     async def press_until(self, keys: bytes, text: bytes) -> None:
         """Press keys until ``text`` is shown. A signal that comes between the prompt and the system's wait for a key is only
-        noticed at the next key: a person presses again."""
+        noticed at the next key: a person presses again, after a second of silence."""
         async with asyncio.timeout(WAIT_S):
+            self.type(keys)
             while text not in self._seen:
-                self.type(keys)
-                await self._read()
+                if not await self._read():
+                    self.type(keys)
         self._seen = self._seen.partition(text)[2]
 
-    async def _read(self) -> None:
-        """What comes next; after a second of silence, nothing."""
-        if await asyncio.to_thread(self._is_readable_within, 1.0):
+    async def _read(self) -> bool:
+        """Take in what comes next; False after a second of silence."""
+        is_readable = await asyncio.to_thread(self._is_readable_within, 1.0)
+        if is_readable:
             self._seen += os.read(self._descriptor, 4096)
+        return is_readable
 
     def _is_readable_within(self, wait_s: float) -> bool:
         return bool(select.select([self._descriptor], [], [], wait_s)[0])
@@ -100,6 +103,7 @@ async def test_chat_at_a_terminal(fake: FakeInference, terminal: Terminal) -> No
     await terminal.until(b"> ")
     terminal.type(b"/help\r")
     await terminal.until(b"there is no /help: /new begins anew, /quit ends")
+    await terminal.until(b"> ")
     await terminal.press_until(CTRL_C, b"/quit or Ctrl-D ends")
     await terminal.until(b"> ")
     terminal.type(CTRL_D)
