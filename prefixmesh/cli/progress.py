@@ -90,7 +90,8 @@ def describe(event: "FleetEvent") -> tuple[str, str, bool]:
         case "loading":
             return event.subject, "loading", False
         case "ready":
-            return event.subject, f"ready in {event.seconds:.1f} s at {detail}", True
+            sums = f" · {event.memory_sums}" if event.memory_sums else ""
+            return event.subject, f"ready in {event.seconds:.1f} s at {detail}{sums}", True
         case "fleet_ready":
             return "", f"up in {event.seconds:.1f} s", True
         case "lost":

@@ -38,6 +38,9 @@ class Serving:
     incarnation: int = 0
     """The life of a worker; 0 for a router."""
 
+    memory_sums: str = ""
+    """How a worker divided its memory, in one line."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartFailed:
@@ -73,7 +76,7 @@ class WorkerActor:
             bound = await self._server.start()
         except PrefixmeshError as error:
             return StartFailed(problem=str(error), reason=error.reason)
-        return Serving(address=bound.address, incarnation=bound.incarnation)
+        return Serving(address=bound.address, incarnation=bound.incarnation, memory_sums=bound.memory_sums)
 
     async def wait_closed(self) -> None:
         """Return when the server has ended, for whatever reason."""

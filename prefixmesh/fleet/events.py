@@ -30,6 +30,9 @@ class FleetEvent:
     detail: str = ""
     """An address for what is ready, the reason for what is lost or failed."""
 
+    memory_sums: str = ""
+    """For a worker that is ready: how its memory was divided."""
+
     seconds: float = 0.0
     """How long the step took."""
 

@@ -154,7 +154,14 @@ class Fleet:
             raise start_error(outcome.reason, f"{name} could not start: {problem}")
         self._watchers[asyncio.create_task(_get(actor.wait_closed.remote()))] = name
         address = str(outcome.address)
-        self._report(FleetEvent(kind="ready", subject=name, detail=address, seconds=time.monotonic() - began))
+        ready = FleetEvent(
+            kind="ready",
+            subject=name,
+            detail=address,
+            memory_sums=outcome.memory_sums,
+            seconds=time.monotonic() - began,
+        )
+        self._report(ready)
         return address
 
     async def _stop_actors(self, names: Sequence[str], grace_s: float) -> None:

@@ -51,6 +51,8 @@ class BoundWorker:
     port: int
     worker_id: WorkerId
     incarnation: Incarnation
+    memory_sums: str
+    """How the memory was divided, in one line for people."""
 
     @property
     def address(self) -> str:
@@ -118,6 +120,7 @@ class WorkerServer:
             port=port,
             worker_id=WorkerId(config.worker_id),
             incarnation=self._incarnation,
+            memory_sums=info.memory_sums,
         )
 
     async def stop(self, grace_s: float) -> None:
