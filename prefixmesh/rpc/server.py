@@ -60,9 +60,9 @@ def _guard_unary(
         try:
             return await function(_parse(method, data), context)
         except (PrefixmeshError, asyncio.CancelledError, Exception) as error:
-            if not _end_call(method, error, context):
+            if not await _end_call(method, error, context):
                 raise
-            return None  # beside a status that is not OK, gRPC sends no message
+            return None  # the call has ended: gRPC sends nothing more
 
     return handle
 
@@ -79,25 +79,25 @@ def _guard_stream(
                 async for message in messages:
                     await context.write(message)
         except (PrefixmeshError, asyncio.CancelledError, Exception) as error:
-            if not _end_call(method, error, context):
+            if not await _end_call(method, error, context):
                 raise
 
     return handle
 
 
-def _end_call(method: MethodDescriptor, error: BaseException, context: AnyContext) -> bool:
+async def _end_call(method: MethodDescriptor, error: BaseException, context: AnyContext) -> bool:
     """Give the call the status of ``error``; False for what gRPC itself asked for, a cancellation or an abort."""
     if isinstance(error, grpc.aio.AbortError):
         return False
     if isinstance(error, PrefixmeshError):
-        status.end_call(context, error)
+        await status.end_call(context, error)
         return True
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError) and (context.cancelled() or (task and task.cancelling())):
         return False
     # A bug of ours, or a CancelledError that leaked out of a library: the caller gets a status, the log the trace.
     _log.error("handler_failed method=%s error=%s", method.full_name, type(error).__name__, exc_info=error)
-    status.end_call(context, InternalError("internal error; the server's log has the details"))
+    await status.end_call(context, InternalError("internal error; the server's log has the details"))
     return True
 
 

@@ -37,11 +37,12 @@ _BY_STATUS: Final[dict[str, type[PrefixmeshError]]] = {
 }
 
 
-def end_call(context: AnyContext, error: PrefixmeshError) -> None:
-    """Let the call end with the status that ``error`` stands for, once its handler returns.
+async def end_call(context: AnyContext, error: PrefixmeshError) -> None:
+    """End the call with the status that ``error`` stands for; its handler has only to return.
 
     gRPC's own ``context.abort`` raises an error that the call's state keeps, whose traceback holds the handler's frames, which
-    hold the call: a cycle that keeps every refused request, of up to 64 MB, until the collector happens to run.
+    hold the call: a cycle that keeps every refused request, of up to 64 MB, until the collector happens to run. So that error
+    ends here, and without what it holds; gRPC raises it again by itself.
     """
     code = grpc.StatusCode[error.status]
     message = str(error)[:_MAX_MESSAGE_CHARS]
@@ -51,9 +52,11 @@ def end_call(context: AnyContext, error: PrefixmeshError) -> None:
     detail = any_pb2.Any()
     detail.Pack(info)
     status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
-    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
-    context.set_code(code)
-    context.set_details(message)
+    trailer = (("grpc-status-details-bin", status.SerializeToString()),)
+    try:
+        await context.abort(code, message, trailer)
+    except grpc.aio.AbortError as aborted:
+        aborted.__traceback__ = aborted.__context__ = None
 
 
 def from_rpc_error(error: grpc.RpcError) -> PrefixmeshError:

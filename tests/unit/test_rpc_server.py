@@ -172,6 +172,17 @@ async def test_each_error_of_the_tree_arrives_as_itself(error: PrefixmeshError) 
         assert getattr(mapped, "field", None) == getattr(error, "field", None)
 
 
+async def test_a_refused_call_sends_no_message() -> None:
+    """A caller that reads no messages, for it expects none beside an error, gets the status all the same."""
+    service = Service()
+    service.error = InvalidRequestError("text", "too long")
+    async with running(service) as channel:
+        for method in (TOKENIZE, GENERATE):
+            body = b"\xff" if method == GENERATE else b""
+            start: Any = channel.unary_stream(method)
+            assert await start(body, timeout=5).code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_a_refused_call_is_freed_at_once() -> None:
     """What a refused call held, such as its 64 MB, is not kept until the garbage collector happens to run (F63, F64)."""
 
