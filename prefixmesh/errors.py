@@ -11,9 +11,12 @@
     ├── NotFoundError               NOT_FOUND           no
     ├── OverloadedError             RESOURCE_EXHAUSTED  yes, later
     ├── UnavailableError            UNAVAILABLE         yes: no worker is ready, or it died
+    │   └── FrameError                                  yes: front and engine lost each other
     ├── DeadlineError               DEADLINE_EXCEEDED   with a longer deadline
     ├── CancelledError              CANCELLED           the caller wanted it so
     └── InternalError               INTERNAL            no: a bug of ours
+        ├── DoubleReleaseError                          a lock was released twice; survived
+        └── InvariantError                              a structure is in an impossible state
 
 Each class carries the gRPC status it becomes and a stable reason for ``google.rpc.ErrorInfo``; foreign errors are mapped
 to this tree where they enter, with ``from``. ``assert`` is for our own bugs only.
@@ -99,6 +102,12 @@ class UnavailableError(PrefixmeshError):
     status = "UNAVAILABLE"
     reason = "UNAVAILABLE"
     retryable = True
+
+
+class FrameError(UnavailableError):
+    """The other end of an engine's connection sent what is no frame of ours; the connection is of no more use."""
+
+    reason = "BAD_FRAME"
 
 
 class DeadlineError(PrefixmeshError):

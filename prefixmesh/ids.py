@@ -14,9 +14,6 @@ TenantId = NewType("TenantId", str)
 RequestId = NewType("RequestId", str)
 """The server's name for one request, unique in the fleet; a caller's own id is only for logs."""
 
-PageId = NewType("PageId", int)
-"""Index of a page in a KV pool."""
-
 Fingerprint = NewType("Fingerprint", int)
 """XXH3-64 of a prefix that ends at a block boundary. It may route; only equal tokens may hit."""
 

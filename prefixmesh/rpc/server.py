@@ -28,9 +28,9 @@ UnaryMethod = Callable[[Any, AnyContext], Awaitable[Message]]
 StreamMethod = Callable[[Any, AnyContext], AsyncIterator[Message | bytes]]
 
 
-def make_server(max_concurrent_rpcs: int | None = None) -> grpc.aio.Server:
+def make_server() -> grpc.aio.Server:
     """A server with this fleet's settings; nothing is bound yet."""
-    return grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=max_concurrent_rpcs)
+    return grpc.aio.server(options=SERVER_OPTIONS)
 
 
 def add_service(server: grpc.aio.Server, descriptor: ServiceDescriptor, implementation: object) -> None:

@@ -21,10 +21,9 @@ from typing import Final
 import msgspec
 
 from prefixmesh.config import EngineConfig
-from prefixmesh.errors import ConfigError, ModelFileError
+from prefixmesh.errors import ConfigError, FrameError, ModelFileError
 from prefixmesh.worker.engine_loop import CommandInbox, run_engine_loop
 from prefixmesh.worker.framing import (
-    FrameError,
     FromEngine,
     Loading,
     Ready,

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from prefixmesh.errors import UnavailableError
+from prefixmesh.errors import FrameError
 from prefixmesh.worker.messages import (
     Abort,
     Command,
@@ -57,12 +57,6 @@ _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(
 _from_engine_decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(
     Loading | Ready | StartFailed | StepEvents
 )
-
-
-class FrameError(UnavailableError):
-    """The other end sent what is no frame of ours; the connection is of no more use."""
-
-    reason = "BAD_FRAME"
 
 
 def encode_frame(message: Command | FromEngine) -> bytes:

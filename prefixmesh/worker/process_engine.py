@@ -17,11 +17,17 @@ from typing import Final
 import msgspec
 
 from prefixmesh.config import EngineConfig
-from prefixmesh.errors import ConfigError, InternalError, ModelFileError, PrefixmeshError, UnavailableError
+from prefixmesh.errors import (
+    ConfigError,
+    FrameError,
+    InternalError,
+    ModelFileError,
+    PrefixmeshError,
+    UnavailableError,
+)
 from prefixmesh.worker.engine_client import RequestEvent
 from prefixmesh.worker.event_streams import EventStreams
 from prefixmesh.worker.framing import (
-    FrameError,
     FromEngine,
     Loading,
     Ready,

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
+from prefixmesh.errors import FrameError
 from prefixmesh.worker.framing import (
     MAX_FRAME_BYTES,
-    FrameError,
     FromEngine,
     Loading,
     StartFailed,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RouterStub:
-    """For operators of a router. Calls carry an API key where keys are configured.
+    """For operators of a router. Where API keys are configured, calls carry one of an administrator.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class RouterStub:
 
 
 class RouterServicer:
-    """For operators of a router. Calls carry an API key where keys are configured.
+    """For operators of a router. Where API keys are configured, calls carry one of an administrator.
     """
 
     def ListWorkers(self, request, context):
@@ -70,7 +70,7 @@ def add_RouterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Router:
-    """For operators of a router. Calls carry an API key where keys are configured.
+    """For operators of a router. Where API keys are configured, calls carry one of an administrator.
     """
 
     @staticmethod
