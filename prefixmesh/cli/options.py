@@ -13,9 +13,8 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 DEFAULT_MAX_TOKENS: Final = 512
 """A terminal wants an end; the API's own default is all that the context leaves."""
 
-DEFAULT_TEMPERATURE: Final = 0.2
-DEFAULT_TOP_P: Final = 0.9
-"""With the temperature above, what the default model's authors sample with; at the API's 1 and 1 a model this small talks nonsense."""
+DEFAULT_TEMPERATURE: Final = 0.0
+"""The likeliest answer: at the API's 1 the default model, small as it is, talks nonsense, which looks like a broken engine."""
 
 _CONNECTION: Final = (
     click.option(
@@ -39,18 +38,16 @@ _ANSWER: Final = (
         "--max-tokens", type=int, default=DEFAULT_MAX_TOKENS, show_default=True, help="Longest answer."
     ),
     click.option(
-        "--temperature", type=float, default=DEFAULT_TEMPERATURE, show_default=True, help="0 is greedy."
-    ),
-    click.option(
-        "--top-p",
+        "--temperature",
         type=float,
-        default=DEFAULT_TOP_P,
+        default=DEFAULT_TEMPERATURE,
         show_default=True,
-        help="Keep the likeliest tokens up to this sum.",
+        help="0 is greedy: always the likeliest token.",
     ),
+    click.option("--top-p", type=float, help="Keep the likeliest tokens up to this sum. [default: 1]"),
     click.option("--top-k", type=int, help="Keep the k likeliest tokens; 0 keeps all. [default: 0]"),
     click.option("--min-p", type=float, help="Drop tokens below this share of the likeliest. [default: 0]"),
-    click.option("--seed", type=int, help="Same seed, same answer."),
+    click.option("--seed", type=int, help="Same seed, same answer, at a temperature above 0."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before it; may be repeated."),
 )
 _SAMPLING_NAMES: Final = (
