@@ -116,6 +116,9 @@ class RequestPreparer:
                 f"bytes, {ENVELOPE_BYTES} of them for what is not the prompt",
             )
         named = prompt.tokens[: MAX_NAMED_BLOCKS * self._block_size * TOKEN_BYTES]
+        whole = (
+            block_fingerprints(namespace, named, prompt_tokens) if prompt_tokens < self._block_size else [0]
+        )
         return PreparedRequest(
             namespace=namespace,
             prompt=prompt,
@@ -123,6 +126,7 @@ class RequestPreparer:
                 fingerprints=block_fingerprints(namespace, named, self._block_size),
                 prompt_tokens=prompt_tokens,
                 max_tokens=max_tokens,
+                whole_name=whole[0],
             ),
             wire=pb.GenerateRequest(
                 request_id=message.request_id,

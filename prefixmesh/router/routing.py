@@ -40,6 +40,10 @@ class RouteRequest:
     max_tokens: int | None
     """The caller's output limit."""
 
+    whole_name: int = 0
+    """A number for the whole of a prompt that is shorter than a block, and so has no fingerprint; 0 for all others. Where workers are
+    equal it picks one, so that the same short prompt comes back to the worker that has computed it."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Placement:
@@ -122,7 +126,9 @@ class RouterCore:
             raise self._no_candidate_error(exclude)
         size = RequestSize(request.prompt_tokens, expected_output(request.max_tokens))
         candidates = self._candidates(entries, request)
-        decision = choose(candidates, size, self._policy, self._turn)
+        # The policies beside ``cost`` are there to be compared with: nothing is added to them.
+        own_turn = request.whole_name if self._policy.policy == "cost" else 0
+        decision = choose(candidates, size, self._policy, own_turn or self._turn)
         assert decision is not None
         self._turn += decision.was_tie
         at = next(i for i, entry in enumerate(entries) if entry.endpoint == decision.endpoint)

@@ -289,3 +289,14 @@ async def test_loopback_tenant_is_named_by_metadata() -> None:
         call = router.inference.Generate(token_request(PROMPT), metadata=headers("t" * 200))
         with pytest.raises(grpc.aio.AioRpcError, match="x-prefixmesh-tenant"):
             await call.read()
+
+
+async def test_a_prompt_shorter_than_a_block_comes_back_to_the_same_worker() -> None:
+    """It has no fingerprint, but where workers are equal its own name picks one; different short prompts take all of them."""
+    async with running_router(3) as router:
+        for seed in range(12):
+            ids = [seed + 1, *range(100, 136)]
+            first, again = [await router.generate(token_request(ids)) for _ in range(2)]
+            assert again.started.worker_id == first.started.worker_id
+            assert again.started.cached_tokens.device == len(ids) - 1
+        assert all(worker.received for worker in router.workers)
