@@ -1,7 +1,7 @@
 """A fleet on a Ray cluster of three nodes, started by the command its users run."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ PROMPT = "The system policy of this shop says that a customer may return what wa
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """The state of one fleet."""
-    return tmp_path
+def home(tmp_path: Path) -> Iterator[Path]:
+    """The state of one fleet, which a test that fails does not leave behind for the next one."""
+    yield tmp_path
+    prefixmesh(tmp_path, "down")
 
 
 def actor_of(state: FleetState, name: str) -> Any:
