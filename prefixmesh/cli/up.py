@@ -1,20 +1,18 @@
 """``prefixmesh up``: start a fleet on Ray and hold it."""
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from prefixmesh.cache.namespace import Isolation
 from prefixmesh.config import RouterConfig, RoutingPolicy
+from prefixmesh.rpc.until_signal import DEFAULT_GRACE_S
 from prefixmesh.worker.options import engine_config_from, engine_options
 
 if TYPE_CHECKING:
     from prefixmesh.fleet.plan import FleetRequest
     from prefixmesh.fleet_state import FleetState
-
-DEFAULT_GRACE_S: Final = 30.0
-"""Most answers end within it."""
 
 _ROUTER = RouterConfig(workers=("unused:1",))
 

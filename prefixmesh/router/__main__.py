@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import signal
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -12,11 +11,9 @@ from prefixmesh import paths
 from prefixmesh.cache.namespace import Isolation
 from prefixmesh.config import RouterConfig, RoutingPolicy
 from prefixmesh.errors import PrefixmeshError
-from prefixmesh.fleet_secret import FleetSecret, load_or_create
-from prefixmesh.router.server import RouterServer
-
-DEFAULT_GRACE_S: Final = 30.0
-"""Most answers end within it; what orchestrators give a process to stop."""
+from prefixmesh.fleet_secret import load_or_create
+from prefixmesh.router.server import BoundRouter, RouterServer
+from prefixmesh.rpc.until_signal import DEFAULT_GRACE_S, run_until_signal
 
 _DEFAULTS: Final = RouterConfig(workers=("localhost:1",))  # any address: only the other fields are read
 
@@ -102,29 +99,14 @@ def main(fleet_secret_file: Path | None, grace_s: float, **settings: Any) -> Non
     try:
         config = RouterConfig(**settings)
         secret = load_or_create(fleet_secret_file or paths.fleet_secret_file())
-        asyncio.run(_serve(config, secret, grace_s))
+        asyncio.run(run_until_signal(RouterServer(config, secret), _announce, grace_s))
     except PrefixmeshError as error:
         raise click.ClickException(str(error)) from error
 
 
-async def _serve(config: RouterConfig, secret: FleetSecret, grace_s: float) -> None:
-    """Until SIGTERM or SIGINT, at whatever point it comes."""
-    signalled = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled.set)
-    server = RouterServer(config, secret)
-    stop_wanted = asyncio.create_task(signalled.wait())
-    starting = asyncio.create_task(server.start())
-    await asyncio.wait({stop_wanted, starting}, return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        starting.cancel()
-        await asyncio.wait({starting})
-        return
-    bound = starting.result()
+def _announce(bound: BoundRouter) -> None:
+    """The one line on stdout: what started this program reads it."""
     click.echo(f"prefixmesh router listening on {bound.address}")
-    await stop_wanted
-    await server.stop(grace_s)
 
 
 if __name__ == "__main__":

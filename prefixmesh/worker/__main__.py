@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import signal
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -12,12 +11,10 @@ from prefixmesh import paths
 from prefixmesh.cache.namespace import Isolation
 from prefixmesh.config import WorkerConfig
 from prefixmesh.errors import PrefixmeshError
-from prefixmesh.fleet_secret import FleetSecret, load_or_create
+from prefixmesh.fleet_secret import load_or_create
+from prefixmesh.rpc.until_signal import DEFAULT_GRACE_S, run_until_signal
 from prefixmesh.worker.options import engine_config_from, engine_options
-from prefixmesh.worker.server import WorkerServer
-
-DEFAULT_GRACE_S: Final = 30.0
-"""Most answers end within it; what orchestrators give a process to stop."""
+from prefixmesh.worker.server import BoundWorker, WorkerServer
 
 _DEFAULTS: Final = WorkerConfig()
 
@@ -62,31 +59,14 @@ def main(**options: Any) -> None:
             tickets_only=options["tickets_only"],
         )
         secret = load_or_create(options["fleet_secret_file"] or paths.fleet_secret_file())
-        asyncio.run(_serve(config, secret, options["grace_s"]))
+        asyncio.run(run_until_signal(WorkerServer(config, secret), _announce, options["grace_s"]))
     except PrefixmeshError as error:
         raise click.ClickException(str(error)) from error
 
 
-async def _serve(config: WorkerConfig, secret: FleetSecret, grace_s: float) -> None:
-    """Until SIGTERM or SIGINT, at whatever point it comes; raises what ends the worker otherwise."""
-    signalled = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled.set)
-    server = WorkerServer(config, secret)
-    stop_wanted = asyncio.create_task(signalled.wait())
-    starting = asyncio.create_task(server.start())
-    await asyncio.wait({stop_wanted, starting}, return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        starting.cancel()
-        await asyncio.wait({starting})
-        return
-    bound = starting.result()
+def _announce(bound: BoundWorker) -> None:
+    """The one line on stdout: what started this program reads it."""
     click.echo(f"prefixmesh worker {bound.worker_id} listening on {bound.address}")
-    closed = asyncio.create_task(server.wait_closed())
-    await asyncio.wait({stop_wanted, closed}, return_when=asyncio.FIRST_COMPLETED)
-    await server.stop(0.0 if closed.done() else grace_s)
-    await closed
 
 
 if __name__ == "__main__":
