@@ -22,3 +22,6 @@ Incarnation = NewType("Incarnation", int)
 
 Namespace = NewType("Namespace", bytes)
 """The 16-byte digest that keeps equal tokens of different tenants, adapters or revisions apart."""
+
+Epoch = NewType("Epoch", int)
+"""A random 64-bit number for one life of a worker's cache; a flush begins a new one. Compared for equality only."""
