@@ -10,6 +10,7 @@
     ├── AccessDeniedError           PERMISSION_DENIED   no
     ├── NotFoundError               NOT_FOUND           no
     ├── OverloadedError             RESOURCE_EXHAUSTED  yes, later
+    ├── BudgetError                 RESOURCE_EXHAUSTED  no: once something that counts against it is given up
     ├── UnavailableError            UNAVAILABLE         yes: no worker is ready, or it died
     │   └── FrameError                                  yes: front and engine lost each other
     ├── DeadlineError               DEADLINE_EXCEEDED   with a longer deadline
@@ -94,6 +95,13 @@ class OverloadedError(PrefixmeshError):
     status = "RESOURCE_EXHAUSTED"
     reason = "OVERLOADED"
     retryable = True
+
+
+class BudgetError(PrefixmeshError):
+    """What is wanted does not fit a budget; the message tells whose, and the sums."""
+
+    status = "RESOURCE_EXHAUSTED"
+    reason = "OVER_BUDGET"
 
 
 class UnavailableError(PrefixmeshError):
