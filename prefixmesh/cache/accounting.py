@@ -1,100 +1,197 @@
-"""Who holds which pages of a cache, who locks them, and who goes next: the part that every kind of cache shares.
+"""Who holds which device pages of a cache, who locks them, and who goes next: the part that every kind of cache shares.
 
-A cache decides *where* KV belongs (radix tree, hash chain); this keeps the books: pages evictable and protected, lock counts
-along paths, the eviction order, and the nodes that a flush has cut off while somebody still reads them. Counts change where
-nodes change, so that asking for them is O(1).
+A cache decides *where* KV belongs (radix tree, hash chain); this keeps the books: pages cached and protected, lock counts along
+paths, the payers' lines, and the nodes that a flush has cut off while somebody still reads them. Counts change where nodes
+change, so that asking for them is O(1).
+
+``lock``, ``release`` and ``touch`` are the hot ones: each is one loop up a path, without a call but that of a line's C method.
 """
+
+from collections.abc import Mapping
 
 import numpy as np
 
-from prefixmesh.cache.base import CacheNode, PageIndices
-from prefixmesh.cache.eviction import EvictionOrder
-from prefixmesh.cache.node import TreeNode, make_root, nodes_below
+from prefixmesh.cache.base import PageIndices
+from prefixmesh.cache.eviction import EvictionPolicy, LruLine
+from prefixmesh.cache.host_tier import HostTier
+from prefixmesh.cache.node import NO_CHILDREN, NO_PAGES, TreeNode, nodes_below
+from prefixmesh.cache.owners import NOBODY, OwnerLines, Payer, Quota
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.receipts import LockReceipt
 from prefixmesh.errors import DoubleReleaseError, InternalError
+from prefixmesh.tokens import TOKEN_BYTES
+
+NO_QUOTAS: Mapping[str, Quota] = {}
 
 
 class PageAccounts:
     """The books of one cache: its root, its counts, its locks, its order."""
 
-    def __init__(self, allocator: PageAllocator) -> None:
+    def __init__(
+        self,
+        allocator: PageAllocator,
+        policy: EvictionPolicy = "lru",
+        quotas: Mapping[str, Quota] = NO_QUOTAS,
+        host: HostTier | None = None,
+    ) -> None:
         self.allocator = allocator
-        self.root = make_root()
-        self.order = EvictionOrder()
-        self.evictable_pages = 0
+        self.host = host
+        """The second tier; None when there is none."""
+        self.lines = OwnerLines(policy, quotas, _device_pages, _is_idle, _used_at)
+        self.gone = Payer("(cut off by a flush)", LruLine(), Quota(), _device_pages)
+        """Whose account cut-off nodes are on: entering its line, which a release does, frees them."""
+        self.gone.enter = self._free_detached
+        self.root = self._make_root()
+        self.cached_pages = 0
+        """Device pages of all nodes, cut-off ones among them."""
         self.protected_pages = 0
+        """Those of them that a lock protects."""
         self.node_count = 0
         """Nodes in the tree, its root and detached ones left out."""
         self.double_releases = 0
         """Receipts that somebody tried to release again: bugs survived."""
+        self.serial = 0
+        """Number of the last operation that used anything."""
         self.detached: dict[int, TreeNode] = {}
         """After a flush: the page of a still locked node -> that node. Bounded by what was locked; gone when released."""
+
+    @property
+    def evictable_pages(self) -> int:
+        """Device pages that ``NOBODY`` in particular could have: unlocked and not below a payer's floor. O(floors)."""
+        return self.cached_pages - self.protected_pages - self.lines.sheltered_from(NOBODY)
+
+    def evictable_for(self, owner: str) -> int:
+        """Device pages that ``owner`` could have. Exact unless a sheltered node hangs below another payer's, whose pages are
+        counted and cannot go. O(floors)."""
+        return self.cached_pages - self.protected_pages - self.lines.sheltered_from(owner)
 
     def adopt(self, node: TreeNode) -> None:
         """Enter a new, unlocked leaf and its pages; its path must be touched next, to stand behind it in line. O(1)."""
         assert node.parent is not None
-        node.parent.children[node.edge] = node
-        self.evictable_pages += len(node.value)
+        node.parent.add_child(node)
         self.node_count += 1
-        self.order.add(node)
+        self._count_in(node, len(node.value))
 
-    def split(self, node: TreeNode, key_bytes: int, pages: int, lower_edge: bytes) -> TreeNode:
-        """Cut ``node``'s edge after ``key_bytes``; returns the new upper half, whose path must be touched next, to stand
-        behind it in line. O(length of the edge).
+    def attach(self, node: TreeNode, pages: PageIndices) -> None:
+        """Give a node that was on the host alone its device pages. Its children on the device must have entered before, and
+        its path must be touched, or locked and released, next. O(1)."""
+        node.value = pages
+        node.payer = self.lines.payer(node.payer.name)
+        node.serial = self.serial
+        self._count_in(node, len(pages))
+
+    def _count_in(self, node: TreeNode, pages: int) -> None:
+        payer = node.payer
+        self.cached_pages += pages
+        payer.pages += pages
+        payer.enter(node)
+        if payer.watched:
+            self.lines.changed(payer)
+
+    def split(self, node: TreeNode, key_bytes: int, pages: int, lower_edge: bytes, blocks: int) -> TreeNode:
+        """Cut ``node``'s edge after ``key_bytes``, ``pages`` pages and ``blocks`` fingerprints; returns the new upper half,
+        whose path must be touched next, to stand behind it in line. O(length of the edge).
 
         The old object keeps the tail, and with it every handle and receipt; the new one takes over what protects and what
-        dates it, because whoever uses the tail uses its front. Both index arrays are copies: a view would keep the whole
+        dates it, because whoever uses the tail uses its front. All index arrays are copies: a view would keep the whole
         edge's indices alive for as long as either half lives.
         """
         parent = node.parent
         assert parent is not None
         upper = TreeNode(
-            parent, node.edge, node.key[:key_bytes], node.value[:pages].copy(), node.creation_time
+            parent, node.edge, node.key[:key_bytes], NO_PAGES, node.creation_time, node.payer, node.start
         )
-        upper.lock_ref = node.lock_ref
         upper.last_access_time = node.last_access_time
+        upper.serial = node.serial
         upper.hit_count = node.hit_count
-        upper.children[lower_edge] = node
+        upper.priority = node.priority
+        upper.lock_ref = node.lock_ref
+        upper.pin_ref = node.pin_ref
+        upper.hash_value = node.hash_value[:blocks]
+        upper.children = {lower_edge: node}
         parent.children[node.edge] = upper
         node.parent = upper
         node.edge = lower_edge
         node.key = node.key[key_bytes:]
-        node.value = node.value[pages:].copy()
+        node.start += key_bytes // TOKEN_BYTES
+        node.hash_value = node.hash_value[blocks:]
         self.node_count += 1
-        if not upper.lock_ref:
-            self.order.add(upper)
+        if node.value is not NO_PAGES:
+            upper.value = node.value[:pages].copy()
+            node.value = node.value[pages:].copy()
+            if not node.lock_ref:
+                node.payer.shrink(pages)
+                node.payer.enter(upper)
+        if node.host_value is not NO_PAGES and self.host is not None:
+            self.host.split(node, upper, pages)
         return upper
 
     def touch(self, node: TreeNode, now: float, hits: int) -> None:
         """Note a use of the path from ``node`` to the root. O(depth)."""
-        refresh = self.order.refresh
+        self.serial = serial = self.serial + 1
+        if self.host is not None and self.host.cached_pages:
+            self._touch_tiers(self.host, node, now, hits)
+            return
+        while (parent := node.parent) is not None:
+            node.last_access_time = now
+            node.serial = serial
+            node.hit_count += hits
+            if not node.lock_ref:
+                node.payer.refresh(node)
+            node = parent
+
+    def _touch_tiers(self, host: HostTier, node: TreeNode, now: float, hits: int) -> None:
         while (parent := node.parent) is not None:
             node.last_access_time = now
             node.hit_count += hits
-            if not node.lock_ref:
-                refresh(node)
+            if node.value is not NO_PAGES and not node.lock_ref:
+                node.serial = self.serial
+                node.payer.refresh(node)
+            host.touch(node, self.serial)
             node = parent
 
-    def lock(self, node: CacheNode) -> LockReceipt:
-        """Protect the path from ``node`` to the root. O(depth).
+    def reorder(self, node: TreeNode) -> None:
+        """As ``touch``, but for the eviction order alone: neither a hit nor a time is noted. O(depth)."""
+        self.serial += 1
+        self.touch_device_path(node)
+        if self.host is not None:
+            self.host.touch_path(node, self.serial)
 
-        Raises InternalError when the node is not (or no longer) of this cache: a match must be locked before anything is
-        evicted.
+    def touch_device_path(self, node: TreeNode) -> None:
+        """Put the evictable nodes of a path at the back of the device's lines, as used by the operation that is on. O(depth)."""
+        at = node
+        while (parent := at.parent) is not None:
+            if _is_idle(at):
+                at.serial = self.serial
+                at.payer.refresh(at)
+            at = parent
+
+    def raise_priority(self, node: TreeNode, priority: int) -> None:
+        """Let the path have at least this priority; its path must be touched next. O(nodes that rise): the priority of a
+        parent is never below its child's."""
+        while node.parent is not None and node.priority < priority:
+            node.priority = priority
+            node = node.parent
+
+    def lock(self, node: TreeNode) -> LockReceipt:
+        """Protect the device pages on the path from ``node`` to the root. O(depth).
+
+        Raises InternalError when the node is not (or no longer) on the device in this cache: a match must be locked before
+        anything is evicted.
         """
-        if not isinstance(node, TreeNode) or (node.parent is None and node is not self.root):
-            raise InternalError(f"cannot lock {node!r}: it is not in this cache")
+        if (node.parent is None or node.value is NO_PAGES) and node is not self.root:
+            raise InternalError(f"cannot lock {node!r}: it is not in this cache, or not on the device")
         receipt = LockReceipt(node)
         node.receipts += 1
+        pages = 0
         while (parent := node.parent) is not None:
             if not node.lock_ref:
-                pages = len(node.value)
-                self.evictable_pages -= pages
-                self.protected_pages += pages
-                self.order.remove(node)
+                pages += len(node.value)
+                node.payer.leave(node)
             node.lock_ref += 1
             node = parent
         node.lock_ref += 1
+        self.protected_pages += pages
         return receipt
 
     def release(self, receipt: LockReceipt) -> None:
@@ -108,62 +205,85 @@ class PageAccounts:
             raise DoubleReleaseError("a lock receipt was released twice")
         receipt.node = None
         node.receipts -= 1
+        self.serial = serial = self.serial + 1
+        pages = 0
         while (parent := node.parent) is not None:
             node.lock_ref -= 1
             if not node.lock_ref:
-                self._unprotect(node)
+                pages += len(node.value)
+                node.serial = serial
+                node.payer.enter(node)
             node = parent
         node.lock_ref -= 1
-
-    def _unprotect(self, node: TreeNode) -> None:
-        pages = node.value
-        self.protected_pages -= len(pages)
-        if self.detached and int(pages[0]) in self.detached:
-            for page in pages.tolist():
-                del self.detached[page]
-            self._unlink(node)
-            self.allocator.free(pages)
-            return
-        self.evictable_pages += len(pages)
-        self.order.add(node)
+        self.protected_pages -= pages
 
     def drop(self, node: TreeNode) -> PageIndices:
-        """Take an unlocked leaf out of the tree; returns its pages, for the caller to free. O(1)."""
-        assert not node.children
-        assert not node.lock_ref
-        self.order.remove(node)
-        self.evictable_pages -= len(node.value)
+        """Take an unlocked leaf that is on the device alone out of the tree; returns its pages, for the caller to free. O(1)."""
+        assert node.children is NO_CHILDREN
+        assert node.host_value is NO_PAGES
         self.node_count -= 1
-        self._unlink(node)
-        return node.value
+        pages = self.demote(node)
+        node.unlink()
+        return pages
 
-    def trim(self, node: TreeNode, pages: int, page_bytes: int) -> PageIndices:
-        """Cut ``pages`` pages off an unlocked leaf's end; returns them, for the caller to free. O(length of the edge)."""
-        assert not node.children
+    def demote(self, node: TreeNode) -> PageIndices:
+        """Take an unlocked node's device pages away, its host copy staying; returns them, for the caller to free. O(1)."""
+        assert not node.lock_ref
+        pages = node.value
+        node.payer.leave(node)
+        node.value = NO_PAGES
+        self._count_out(node.payer, len(pages))
+        return pages
+
+    def trim(self, node: TreeNode, pages: int, key_bytes: int, blocks: int) -> PageIndices:
+        """Cut an unlocked leaf that is on the device alone to ``key_bytes`` and ``blocks`` fingerprints, which is ``pages``
+        pages less; returns those, for the caller to free. O(length of the edge)."""
+        assert node.children is NO_CHILDREN
         assert not node.lock_ref
         kept = len(node.value) - pages
         tail = node.value[kept:]
-        node.key = node.key[: kept * page_bytes]
+        node.key = node.key[:key_bytes]
         node.value = node.value[:kept].copy()
-        self.evictable_pages -= pages
+        node.hash_value = node.hash_value[:blocks]
+        node.payer.shrink(pages)
+        self._count_out(node.payer, pages)
         return tail
+
+    def forget(self, node: TreeNode) -> None:
+        """Take a leaf out of the tree that no tier holds any more. O(1)."""
+        assert node.children is NO_CHILDREN
+        self.node_count -= 1
+        node.unlink()
+
+    def _count_out(self, payer: Payer, pages: int) -> None:
+        self.cached_pages -= pages
+        payer.pages -= pages
+        if payer.watched or not payer.pages:
+            self.lines.changed(payer)
 
     def detach_all(self) -> None:
         """Start again from an empty tree. Unlocked pages are free at once; locked nodes stay readable, outside the tree,
         until their receipts are released. O(nodes)."""
         nodes = [node for _, node in nodes_below(self.root)]
-        unlocked = [node for node in nodes if not node.lock_ref]
+        freed: list[PageIndices] = []
         for node in nodes:
+            node.payer = self.gone
             if node.lock_ref:
                 self.detached.update(dict.fromkeys(node.value.tolist(), node))
-        for node in unlocked:
-            self._unlink(node)
-        self.root = make_root()
-        self.order.clear()
-        self.evictable_pages = 0
+            elif node.value is not NO_PAGES:
+                freed.append(node.value)
+                node.value = NO_PAGES
+        if self.host is not None:
+            self.host.detach_all(nodes)
+        for node in nodes:
+            if not node.lock_ref and not node.host_ref_counter:
+                node.unlink()
+        self.lines.clear()
+        self.root = self._make_root()
+        self.cached_pages = self.protected_pages
         self.node_count = 0
-        if unlocked:
-            self.allocator.free(np.concatenate([node.value for node in unlocked]))
+        if freed:
+            self.allocator.free(np.concatenate(freed))
 
     def detached_end(self, pages: PageIndices) -> TreeNode | None:
         """The deepest node cut off by a flush that owns a leading run of ``pages``; None when their first page is not such
@@ -178,9 +298,28 @@ class PageAccounts:
             end = node
         return end
 
-    @staticmethod
-    def _unlink(node: TreeNode) -> None:
-        """Leave the parent; also what makes a stale handle recognisable."""
-        if node.parent is not None:
-            del node.parent.children[node.edge]
-            node.parent = None
+    def _free_detached(self, node: TreeNode) -> None:
+        """The last lock of a cut-off node has gone."""
+        pages, node.value = node.value, NO_PAGES
+        for page in pages.tolist():
+            del self.detached[page]
+        self.cached_pages -= len(pages)
+        if not node.host_ref_counter:
+            node.unlink()
+        self.allocator.free(pages)
+
+    def _make_root(self) -> TreeNode:
+        """A node that stands for the empty prefix: it holds no page and is never evicted."""
+        return TreeNode(None, b"", b"", NO_PAGES, 0.0, self.gone)
+
+
+def _device_pages(node: TreeNode) -> int:
+    return len(node.value)
+
+
+def _is_idle(node: TreeNode) -> bool:
+    return node.value is not NO_PAGES and not node.lock_ref
+
+
+def _used_at(node: TreeNode) -> int:
+    return node.serial

@@ -5,12 +5,12 @@ Three caches stand behind the one interface: ``RadixCache`` (any common prefix),
 ``PageAllocator`` it was made with.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.receipts import LockReceipt as LockReceipt
 from prefixmesh.ids import Namespace
 
@@ -19,42 +19,47 @@ PageIndices = npt.NDArray[np.int32]
 
 
 class RadixKey(NamedTuple):
-    """What is looked up: packed tokens within a namespace. Equal tokens in two namespaces never meet."""
+    """What is looked up: packed tokens within a namespace. Equal tokens in two namespaces never meet.
+
+    With a boundary, the tokens before it live in a public namespace and the rest in the caller's own below it (``public``)::
+
+        tokens:     | 0 ..... boundary_tokens | ...... end |
+        lives in:   | namespace (public)      | tail       |
+    """
 
     namespace: Namespace
     tokens: bytes
     """Packed little-endian uint32 (``prefixmesh.tokens``)."""
+    boundary_tokens: int = 0
+    """Where the public part ends: whole pages and whole blocks; 0 when all is the caller's own."""
+    tail: Namespace = Namespace(b"")
+    """The namespace after the boundary, from ``namespace.tail_namespace``."""
 
 
-class CacheNode(Protocol):
-    """An opaque place in a cache; only the cache that gave it may take it back."""
-
-    @property
-    def lock_ref(self) -> int:
-        """How many receipts protect this place."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class MatchResult:
+class MatchResult(NamedTuple):
     """The longest cached prefix of a key."""
 
     device_indices: PageIndices
-    """Pages that hold the matched tokens' KV, in order. Whole pages only."""
+    """Pages that hold the matched tokens' KV, in order, in a new array. Whole pages only."""
 
     matched_tokens: int
     """``len(device_indices) * page_size``."""
 
-    last_device_node: CacheNode
-    """Where the match ends: what ``lock`` takes."""
+    last_device_node: TreeNode
+    """Where the device's match ends: what ``lock`` takes."""
+
+    last_host_node: TreeNode
+    """Where the whole match ends; the same node when the host has nothing that the device has not."""
+
+    host_hit_length: int
+    """Tokens beyond ``matched_tokens`` that only the host holds: what a restore would bring."""
 
 
-@dataclass(frozen=True, slots=True)
-class InsertResult:
+class InsertResult(NamedTuple):
     """What an insert found already there."""
 
     prefix_tokens: int
-    """Tokens of the key that were cached before this insert."""
+    """Tokens of the key that were on the device before this insert."""
 
     inserted_tokens: int
     """Tokens of the key that are cached now: the key cut to whole pages (or blocks). 0 when nothing is kept."""
@@ -63,7 +68,7 @@ class InsertResult:
     """The pages that hold the first ``inserted_tokens`` tokens now. The caller puts them in its page table before anything
     else is allocated: where its own page was a duplicate, that page is free already."""
 
-    last_device_node: CacheNode
+    last_device_node: TreeNode
     """Where the inserted key ends: what ``lock`` takes."""
 
 
@@ -90,16 +95,20 @@ class PrefixCache(Protocol):
         """Receipts that somebody tried to release again; only rises."""
         ...
 
-    def match_prefix(self, key: RadixKey, now: float) -> MatchResult:
-        """Longest cached prefix of ``key``. Splits an edge where the match ends inside it, and touches access times."""
+    def match_prefix(self, key: RadixKey, now: float, priority: int = 0) -> MatchResult:
+        """Longest cached prefix of ``key``. Splits an edge where the match ends inside it, and is a use of its path, by a
+        user of this priority."""
         ...
 
     def peek(self, key: RadixKey) -> int:
         """Tokens that ``match_prefix`` would match; changes nothing."""
         ...
 
-    def insert(self, key: RadixKey, pages: PageIndices, now: float) -> InsertResult:
-        """Cache ``key``, whose KV is complete in ``pages`` (``pages[i]`` holds tokens ``i*page_size`` onwards).
+    def insert(
+        self, key: RadixKey, pages: PageIndices, now: float, *, priority: int = 0, owner: str = ""
+    ) -> InsertResult:
+        """Cache ``key``, whose KV is complete in ``pages`` (``pages[i]`` holds tokens ``i*page_size`` onwards). What is new is
+        on ``owner``'s account.
 
         Takes ownership of the pages it keeps, and of the caller's duplicates, which it frees: pages for tokens that were cached
         already in other pages. Pages that the cache already owns (from an earlier match or insert) are passed again and
@@ -112,7 +121,7 @@ class PrefixCache(Protocol):
         """
         ...
 
-    def lock(self, node: CacheNode) -> LockReceipt:
+    def lock(self, node: TreeNode) -> LockReceipt:
         """Protect ``node`` and all its ancestors from eviction until the receipt is released."""
         ...
 
@@ -120,9 +129,13 @@ class PrefixCache(Protocol):
         """Undo one lock. Raises DoubleReleaseError, changing nothing, when the receipt was released before."""
         ...
 
-    def evict(self, pages: int) -> int:
-        """Free at least ``pages`` pages of what is unlocked, least recently used first; returns how many were freed, which is
-        less when not enough is unlocked."""
+    def evictable_for(self, owner: str) -> int:
+        """Of the evictable pages, those that ``evict`` would free for this owner."""
+        ...
+
+    def evict(self, pages: int, owner: str = "") -> int:
+        """Free at least ``pages`` pages of what is unlocked, for ``owner``, in the policy's order; returns how many were
+        freed, which is less when not enough may go."""
         ...
 
     def flush(self) -> None:

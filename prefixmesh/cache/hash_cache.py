@@ -12,11 +12,12 @@ from typing import Final
 import numpy as np
 
 from prefixmesh.cache.accounting import PageAccounts
-from prefixmesh.cache.base import CacheNode, InsertResult, MatchResult, PageIndices, RadixKey
+from prefixmesh.cache.base import InsertResult, MatchResult, PageIndices, RadixKey
 from prefixmesh.cache.drawing import draw
 from prefixmesh.cache.fingerprint import block_fingerprints
 from prefixmesh.cache.invariants import broken_rule, check_accounts, owned_pages, summary
-from prefixmesh.cache.node import NO_PAGES, TreeNode, nodes_below
+from prefixmesh.cache.node import NO_PAGES, TreeNode, end_of, nodes_below
+from prefixmesh.cache.owners import NOBODY
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.receipts import LockReceipt
 from prefixmesh.errors import ConfigError, InternalError
@@ -61,6 +62,10 @@ class HashCache:
         """Cached pages that nothing locks. O(1)."""
         return self._accounts.evictable_pages
 
+    def evictable_for(self, owner: str) -> int:
+        """The same: owners have no quotas here. O(1)."""
+        return self._accounts.evictable_pages
+
     @property
     def protected_pages(self) -> int:
         """Pages that a lock protects, those cut off by a flush and still read among them. O(1)."""
@@ -76,19 +81,21 @@ class HashCache:
         """Blocks in the cache. O(1)."""
         return self._accounts.node_count
 
-    def match_prefix(self, key: RadixKey, now: float) -> MatchResult:
-        """Longest run of cached blocks that ``key`` begins with; counts as a use of it. O(length)."""
+    def match_prefix(self, key: RadixKey, now: float, priority: int = 0) -> MatchResult:
+        """Longest run of cached blocks that ``key`` begins with; counts as a use of it, whatever its priority. O(length)."""
         chain = self._chain(key, self._names(key))
         node = chain[-1] if chain else self._accounts.root
         self._accounts.touch(node, now, 1)
         indices = np.concatenate([block.value for block in chain]) if chain else NO_PAGES
-        return MatchResult(indices, len(chain) * HASH_BLOCK_SIZE, node)
+        return MatchResult(indices, len(chain) * HASH_BLOCK_SIZE, node, node, 0)
 
     def peek(self, key: RadixKey) -> int:
         """Tokens that ``match_prefix`` would match; changes nothing. O(length)."""
         return len(self._chain(key, self._names(key))) * HASH_BLOCK_SIZE
 
-    def insert(self, key: RadixKey, pages: PageIndices, now: float) -> InsertResult:
+    def insert(
+        self, key: RadixKey, pages: PageIndices, now: float, *, priority: int = 0, owner: str = NOBODY
+    ) -> InsertResult:
         """Cache ``key`` cut to whole blocks; see ``PrefixCache.insert`` for who owns which page afterwards. O(length).
 
         Where a block's name is taken by other tokens, it and all after it are not kept. Raises InternalError, changing
@@ -113,7 +120,7 @@ class HashCache:
         indices = np.concatenate([block.value for block in chain]) if chain else NO_PAGES
         return InsertResult(cached * HASH_BLOCK_SIZE, len(chain) * HASH_BLOCK_SIZE, indices, node)
 
-    def lock(self, node: CacheNode) -> LockReceipt:
+    def lock(self, node: TreeNode) -> LockReceipt:
         """Protect ``node`` and the blocks before it until the receipt is released. O(blocks)."""
         return self._accounts.lock(node)
 
@@ -121,17 +128,21 @@ class HashCache:
         """Undo one lock; raises DoubleReleaseError, changing nothing, the second time. O(blocks)."""
         self._accounts.release(receipt)
 
-    def evict(self, pages: int) -> int:
+    def evict(self, pages: int, owner: str = NOBODY) -> int:
         """Free at least ``pages`` pages, in whole blocks, or all that is unlocked when that is less; returns how many.
 
         The last block of the least recently used chain goes first. O(blocks dropped).
         """
         accounts = self._accounts
+        accounts.serial += 1
         given_up: list[PageIndices] = []
         freed = 0
-        while freed < pages and (node := accounts.order.first()) is not None:
-            del self._blocks[node.edge]
-            given_up.append(accounts.drop(node))
+        while freed < pages:
+            victim = accounts.lines.next_victim(owner, pages - freed, accounts.serial)
+            if victim is None:
+                break
+            del self._blocks[victim.node.edge]
+            given_up.append(accounts.drop(victim.node))
             freed += self._block_pages
         if given_up:
             accounts.allocator.free(np.concatenate(given_up))
@@ -186,7 +197,8 @@ class HashCache:
         """A new block behind ``parent``, holding the caller's pages of block ``index`` of ``key``."""
         first = index * self._block_pages
         value = np.array(pages[first : first + self._block_pages], dtype=np.int32)
-        node = TreeNode(parent, name, _block_tokens(key, index), value, now)
+        payer = self._accounts.lines.payer(NOBODY)
+        node = TreeNode(parent, name, _block_tokens(key, index), value, now, payer, end_of(parent))
         self._accounts.adopt(node)
         self._blocks[name] = node
         return node

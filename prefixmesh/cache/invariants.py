@@ -1,18 +1,24 @@
 """The rules that hold for every cache's nodes after every operation, recomputed from nothing.
 
-What is particular to one kind of cache (how edges are named) it checks itself; see ``docs/cache.md`` for what breaks when a
-rule does.
+``check_accounts`` is for every kind of cache, ``check_radix`` adds what is particular to the tree; see ``docs/cache.md`` for what
+breaks when a rule does.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from prefixmesh.cache.accounting import PageAccounts
 from prefixmesh.cache.base import PageIndices
 from prefixmesh.cache.drawing import draw
-from prefixmesh.cache.node import NO_PAGES, TreeNode, nodes_below
+from prefixmesh.cache.fingerprint import block_fingerprints
+from prefixmesh.cache.namespace import NAMESPACE_BYTES
+from prefixmesh.cache.node import NO_CHILDREN, NO_PAGES, TreeNode, end_of, nodes_below
+from prefixmesh.cache.owners import OwnerLines
+from prefixmesh.cache.tier import Tier
+from prefixmesh.cache.transfers import Copy, Offload, Restore, Transfers
 from prefixmesh.errors import InvariantError
+from prefixmesh.tokens import TOKEN_BYTES
 
 
 class _BrokenRuleError(Exception):
@@ -21,22 +27,25 @@ class _BrokenRuleError(Exception):
 
 def check_accounts(name: str, accounts: PageAccounts, page_bytes: int) -> None:
     """Check the books against the nodes; raises InvariantError with the tree drawn. O(nodes + pages)."""
-    nodes = [node for _, node in nodes_below(accounts.root)]
-    detached = _detached_nodes(accounts)
-    groups: dict[str, Callable[[], None]] = {
-        "structure": lambda: _structure(accounts, nodes, page_bytes),
-        "arrays": lambda: _arrays([*nodes, *detached]),
-        "pages": lambda: _pages(accounts, nodes, detached),
-        "locks": lambda: _locks(accounts, nodes, detached),
-        "order": lambda: _order(accounts, nodes),
-        "counts": lambda: _counts(accounts, nodes, detached),
-    }
-    for group, check in groups.items():
-        try:
-            check()
-        except _BrokenRuleError as broken:
-            raise broken_rule(name, group, str(broken), accounts) from broken
+    state = _State(accounts, None)
+    _run(name, accounts, _account_checks(state, page_bytes))
     accounts.allocator.check_invariants()
+
+
+def check_radix(
+    accounts: PageAccounts, transfers: Transfers | None, page_bytes: int, block_size: int
+) -> None:
+    """As ``check_accounts``, and the rules of both tiers, of edges' names and of fingerprints. O(nodes + pages + tokens)."""
+    state = _State(accounts, transfers)
+    checks = _account_checks(state, page_bytes)
+    checks["tiers"] = lambda: _tiers(state)
+    checks["edges"] = lambda: _edges(state, page_bytes)
+    checks["fingerprints"] = lambda: _fingerprints(accounts.root, page_bytes, block_size)
+    checks["copies"] = lambda: _copies(state)
+    _run("RadixCache", accounts, checks)
+    accounts.allocator.check_invariants()
+    if accounts.host is not None:
+        accounts.host.allocator.check_invariants()
 
 
 def broken_rule(name: str, group: str, what: str, accounts: PageAccounts) -> InvariantError:
@@ -48,22 +57,62 @@ def broken_rule(name: str, group: str, what: str, accounts: PageAccounts) -> Inv
 
 def summary(accounts: PageAccounts) -> str:
     """The counts in one line."""
+    host = accounts.host
+    second = "" if host is None else f"host={host.cached_pages}, host_protected={host.protected_pages}, "
     return (
         f"nodes={accounts.node_count}, evictable={accounts.evictable_pages}, protected={accounts.protected_pages}, "
-        f"free={accounts.allocator.free_pages}/{accounts.allocator.total_pages}, "
+        f"free={accounts.allocator.free_pages}/{accounts.allocator.total_pages}, {second}"
         f"detached={len(accounts.detached)}, double_releases={accounts.double_releases}"
     )
 
 
-def owned_pages(accounts: PageAccounts) -> PageIndices:
-    """Every page that a node owns, detached ones too, in no order. O(pages)."""
-    values = [node.value for _, node in nodes_below(accounts.root)]
-    values.append(np.fromiter(accounts.detached, dtype=np.int32))
-    return np.concatenate([NO_PAGES, *values])
+def owned_pages(
+    accounts: PageAccounts, transfers: Transfers | None = None, tier: Tier = Tier.DEVICE
+) -> PageIndices:
+    """Every page of a tier that a node (cut-off ones too) or a copy in flight owns, in no order. O(pages)."""
+    state = _State(accounts, transfers)
+    values = [_value(node, tier) for node in (*state.nodes, *state.detached)]
+    return np.concatenate([NO_PAGES, *values, *state.destinations(tier)])
 
 
-def _detached_nodes(accounts: PageAccounts) -> list[TreeNode]:
-    return list(dict.fromkeys(accounts.detached.values()))
+class _State:
+    """What the checks look at, gathered once."""
+
+    def __init__(self, accounts: PageAccounts, transfers: Transfers | None) -> None:
+        self.accounts = accounts
+        self.nodes = [node for _, node in nodes_below(accounts.root)]
+        self.copies: list[Copy] = list(transfers.in_flight) if transfers is not None else []
+        cut_off = dict.fromkeys(accounts.detached.values())
+        for copy in self.copies:  # they alone lock host pages
+            cut_off.update(dict.fromkeys(at for at in _path(copy.node) if at.payer is accounts.gone))
+        self.detached = list(cut_off)
+
+    def destinations(self, tier: Tier) -> list[PageIndices]:
+        """Pages that copies in flight own."""
+        if tier is Tier.DEVICE:
+            return [copy.device_pages for copy in self.copies if isinstance(copy, Restore)]
+        return [copy.host_pages for copy in self.copies if isinstance(copy, Offload)]
+
+
+def _account_checks(state: _State, page_bytes: int) -> dict[str, Callable[[], None]]:
+    return {
+        "structure": lambda: _structure(state, page_bytes),
+        "arrays": lambda: _arrays([*state.nodes, *state.detached]),
+        "pages": lambda: _pages(state),
+        "locks": lambda: _locks(state),
+        "ranks": lambda: _ranks(state),
+        "order": lambda: _order(state),
+        "payers": lambda: _payers(state),
+        "counts": lambda: _counts(state),
+    }
+
+
+def _run(name: str, accounts: PageAccounts, checks: dict[str, Callable[[], None]]) -> None:
+    for group, check in checks.items():
+        try:
+            check()
+        except _BrokenRuleError as broken:
+            raise broken_rule(name, group, str(broken), accounts) from broken
 
 
 def _require(condition: bool, what: str) -> None:  # noqa: FBT001 -- the condition is the point
@@ -71,66 +120,196 @@ def _require(condition: bool, what: str) -> None:  # noqa: FBT001 -- the conditi
         raise _BrokenRuleError(what)
 
 
-def _structure(accounts: PageAccounts, nodes: Iterable[TreeNode], page_bytes: int) -> None:
-    root = accounts.root
-    _require(root.parent is None and not len(root.value) and not root.key, "the root holds something")
-    for node in nodes:
-        _require(len(node.value) > 0, f"{node} holds no page")
-        _require(len(node.key) == len(node.value) * page_bytes, f"{node}: {len(node.key)} bytes of key")
-    for parent in (root, *nodes):
+def _path(node: TreeNode | None) -> Iterator[TreeNode]:
+    while node is not None and node.parent is not None:
+        yield node
+        node = node.parent
+
+
+def _value(node: TreeNode, tier: Tier) -> PageIndices:
+    return node.value if tier is Tier.DEVICE else node.host_value
+
+
+def _structure(state: _State, page_bytes: int) -> None:
+    root = state.accounts.root
+    _require(root.parent is None and not root.on_device and not root.on_host, "the root holds something")
+    _require(not NO_CHILDREN, "a leaf's shared table of no children has some")
+    for node in state.nodes:
+        _require(node.on_device or node.on_host, f"{node} is on no tier")
+        _require(node.parent is not None and node.start == end_of(node.parent), f"{node} begins elsewhere")
+        for tier in Tier:
+            value = _value(node, tier)
+            fits = value is NO_PAGES or (len(value) > 0 and len(node.key) == len(value) * page_bytes)
+            _require(fits, f"{node}: {len(node.key)} bytes of key")
+    for parent in (root, *state.nodes):
         for edge, child in parent.children.items():
             _require(
                 child.parent is parent and child.edge == edge, f"{child} and its parent {parent} disagree"
             )
 
 
-def _arrays(nodes: Iterable[TreeNode]) -> None:
+def _arrays(nodes: list[TreeNode]) -> None:
     for node in nodes:
-        value = node.value
-        _require(value.dtype == np.int32 and value.ndim == 1, f"{node}: value is {value.dtype}{value.shape}")
-        _require(value.base is None, f"{node}: value keeps a larger array alive")
+        for value in (node.value, node.host_value):
+            _require(
+                value.dtype == np.int32 and value.ndim == 1, f"{node}: value is {value.dtype}{value.shape}"
+            )
+            _require(value.base is None, f"{node}: value keeps a larger array alive")
 
 
-def _pages(accounts: PageAccounts, nodes: list[TreeNode], detached: list[TreeNode]) -> None:
-    owner: dict[int, TreeNode] = {}
-    for node in (*nodes, *detached):
-        for page in node.value.tolist():
-            _require(page not in owner, f"page {page} is owned by {owner.get(page)} and {node}")
-            owner[page] = node
-    allocator = accounts.allocator
-    _require(
-        len(owner) <= allocator.total_pages - allocator.free_pages, "nodes own more pages than are allocated"
-    )
-    free = set(allocator.listing().tolist())
-    _require(free.isdisjoint(owner), f"pages {sorted(free & owner.keys())[:8]} are owned and free")
+def _tiers(state: _State) -> None:
+    root = state.accounts.root
+    for node in state.nodes:
+        parent = node.parent
+        if parent is root or parent is None:
+            continue
+        _require(not node.on_device or parent.on_device, f"{node} is on the device and its parent is not")
+        _require(not node.on_host or parent.on_host, f"{node} is on the host and its parent is not")
 
 
-def _locks(accounts: PageAccounts, nodes: list[TreeNode], detached: list[TreeNode]) -> None:
-    for node in (accounts.root, *nodes, *detached):
-        below = sum(child.lock_ref for child in node.children.values())
+def _pages(state: _State) -> None:
+    accounts = state.accounts
+    pools = {Tier.DEVICE: accounts.allocator}
+    if accounts.host is not None:
+        pools[Tier.HOST] = accounts.host.allocator
+    for tier, pool in pools.items():
+        owner: dict[int, object] = {}
+        values: list[tuple[object, PageIndices]] = [
+            (node, _value(node, tier)) for node in (*state.nodes, *state.detached)
+        ]
+        values += [("a copy in flight", pages) for pages in state.destinations(tier)]
+        for holder, pages in values:
+            for page in pages.tolist():
+                _require(
+                    page not in owner, f"{tier.name} page {page} is owned by {owner.get(page)} and {holder}"
+                )
+                owner[page] = holder
+        _require(len(owner) <= pool.total_pages - pool.free_pages, "nodes own more pages than are allocated")
+        free = set(pool.listing().tolist())
+        _require(
+            free.isdisjoint(owner), f"{tier.name} pages {sorted(free & owner.keys())[:8]} are owned and free"
+        )
+
+
+def _locks(state: _State) -> None:
+    root = state.accounts.root
+    for node in (root, *state.nodes, *state.detached):
+        children = node.children.values()
+        below = sum(child.lock_ref for child in children)
         _require(node.receipts >= 0, f"{node} has {node.receipts} receipts")
         _require(
             node.lock_ref == node.receipts + below, f"{node}: {node.receipts} receipts and {below} below"
         )
-    for node in detached:
-        _require(node.lock_ref > 0, f"{node} was cut off by a flush and nobody reads it")
+        below = sum(child.host_ref_counter for child in children)
+        held = node.host_receipts + below
+        _require(node.host_ref_counter == held, f"{node}: {held} host locks and {node.host_ref_counter}")
+        _require(node is root or node.on_device or not node.lock_ref, f"{node} is locked on the device")
+        _require(node is root or node.on_host or not node.host_ref_counter, f"{node} is locked on the host")
+        _require(node.pin_ref <= node.lock_ref, f"{node} has {node.pin_ref} pins")
+    for node in state.detached:
+        locked = node.lock_ref + node.host_ref_counter
+        _require(locked > 0, f"{node} was cut off by a flush and nobody reads it")
 
 
-def _order(accounts: PageAccounts, nodes: list[TreeNode]) -> None:
-    line = {node: place for place, node in enumerate(accounts.order)}
-    unlocked = {node for node in nodes if not node.lock_ref}
-    _require(line.keys() == unlocked, "the eviction order is not the unlocked nodes")
-    for node, place in line.items():
+def _ranks(state: _State) -> None:
+    for node in state.nodes:
         parent = node.parent
-        if parent in line:
-            _require(place < line[parent], f"{parent} would be evicted before its child {node}")
+        if parent is None or parent is state.accounts.root:
+            continue
+        _require(parent.priority >= node.priority, f"{parent} has a lower priority than its child {node}")
+        _require(parent.hit_count >= node.hit_count, f"{parent} has fewer hits than its child {node}")
 
 
-def _counts(accounts: PageAccounts, nodes: list[TreeNode], detached: list[TreeNode]) -> None:
-    evictable = sum(len(node.value) for node in nodes if not node.lock_ref)
-    protected = sum(len(node.value) for node in (*nodes, *detached) if node.lock_ref)
-    _require(accounts.evictable_pages == evictable, f"{evictable} pages are evictable")
+def _order(state: _State) -> None:
+    accounts = state.accounts
+    _check_lines(accounts.lines, [node for node in state.nodes if node.on_device and not node.lock_ref])
+    if accounts.host is not None:
+        idle = [node for node in state.nodes if node.on_host and not node.host_ref_counter]
+        _check_lines(accounts.host.lines, idle)
+
+
+def _check_lines(lines: OwnerLines, idle: list[TreeNode]) -> None:
+    expected: dict[str, set[TreeNode]] = {payer.name: set() for payer in lines}
+    for node in idle:
+        _require(node.payer.name in expected, f"{node} is on the account of an unknown payer")
+        expected[node.payer.name].add(node)
+    for payer in lines:
+        place = {node: index for index, node in enumerate(payer.line)}
+        _require(place.keys() == expected[payer.name], f"the line of {payer} is not its evictable nodes")
+        _require(len(place) == len(payer.line), f"{payer} has a node in line twice")
+        for node, index in place.items():
+            parent = node.parent
+            if parent in place:
+                _require(index < place[parent], f"{parent} would be evicted before its child {node}")
+    lines.check_invariants()
+
+
+def _payers(state: _State) -> None:
+    accounts = state.accounts
+    tiers = [(Tier.DEVICE, accounts.lines)]
+    if accounts.host is not None:
+        tiers.append((Tier.HOST, accounts.host.lines))
+    for tier, lines in tiers:
+        pages: dict[str, int] = {}
+        for node in state.nodes:
+            pages[node.payer.name] = pages.get(node.payer.name, 0) + len(_value(node, tier))
+        for payer in lines:
+            owed = pages.pop(payer.name, 0)
+            _require(payer.pages == owed, f"{payer} pays for {owed} {tier.name} pages")
+        _require(not any(pages.values()), f"nobody pays for {pages}")
+
+
+def _counts(state: _State) -> None:
+    accounts = state.accounts
+    nodes, all_nodes = state.nodes, (*state.nodes, *state.detached)
+    cached = sum(len(node.value) for node in all_nodes)
+    protected = sum(len(node.value) for node in all_nodes if node.lock_ref)
+    _require(accounts.cached_pages == cached, f"{cached} pages are cached")
     _require(accounts.protected_pages == protected, f"{protected} pages are protected")
     _require(accounts.node_count == len(nodes), f"there are {len(nodes)} nodes")
-    known = {page: node for node in detached for page in node.value.tolist()}
+    known = {page: node for node in state.detached for page in node.value.tolist()}
     _require(accounts.detached == known, "the detached pages are not the detached nodes' pages")
+    if accounts.host is None:
+        return
+    cached = sum(len(node.host_value) for node in all_nodes)
+    protected = sum(len(node.host_value) for node in all_nodes if node.host_ref_counter)
+    _require(accounts.host.cached_pages == cached, f"{cached} host pages are cached")
+    _require(accounts.host.protected_pages == protected, f"{protected} host pages are protected")
+
+
+def _edges(state: _State, page_bytes: int) -> None:
+    for node in state.nodes:
+        first_page = node.key[:page_bytes]
+        begins = len(node.edge) == NAMESPACE_BYTES + page_bytes
+        name = node.edge[NAMESPACE_BYTES:] if begins else node.edge
+        _require(name == first_page, f"{node} is not found by its first page")
+        _require(begins or node.parent is not state.accounts.root, f"{node} has no namespace")
+
+
+def _fingerprints(root: TreeNode, page_bytes: int, block_size: int) -> None:
+    """Every node has the names of exactly the blocks that end in it."""
+    stack = [(child, child.edge[:NAMESPACE_BYTES], b"") for child in root.children.values()]
+    while stack:
+        node, namespace, above = stack.pop()
+        tokens = above + node.key
+        names = block_fingerprints(namespace, tokens, block_size)
+        before = len(above) // TOKEN_BYTES // block_size
+        _require(node.hash_value == tuple(names[before:]), f"{node} has other fingerprints than its tokens")
+        for child in node.children.values():
+            if len(child.edge) == page_bytes:
+                stack.append((child, namespace, tokens))
+            else:
+                stack.append((child, child.edge[:NAMESPACE_BYTES], b""))
+
+
+def _copies(state: _State) -> None:
+    for copy in state.copies:
+        _require(len(copy.device_pages) == len(copy.host_pages), f"{copy}: two lengths")
+        _require(not copy.device_lock.released and not copy.host_lock.released, f"{copy} is not locked")
+        tier = Tier.DEVICE if isinstance(copy, Offload) else Tier.HOST
+        path = [at for at in _path(copy.node) if at.start >= copy.start]
+        source = [_value(at, tier) for at in reversed(path)]
+        pages = copy.device_pages if tier is Tier.DEVICE else copy.host_pages
+        _require(
+            np.concatenate([NO_PAGES, *source]).tolist() == pages.tolist(), f"{copy}: its source has moved"
+        )

@@ -1,9 +1,10 @@
 """The cache that keeps nothing: what ``--prefix-cache off`` puts behind the same interface."""
 
 from prefixmesh.cache.accounting import PageAccounts
-from prefixmesh.cache.base import CacheNode, InsertResult, MatchResult, PageIndices, RadixKey
+from prefixmesh.cache.base import InsertResult, MatchResult, PageIndices, RadixKey
 from prefixmesh.cache.invariants import check_accounts, owned_pages, summary
-from prefixmesh.cache.node import NO_PAGES
+from prefixmesh.cache.node import NO_PAGES, TreeNode
+from prefixmesh.cache.owners import NOBODY
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.receipts import LockReceipt
 from prefixmesh.errors import ConfigError
@@ -43,19 +44,21 @@ class NoCache:
         """Receipts that somebody tried to release again."""
         return self._accounts.double_releases
 
-    def match_prefix(self, key: RadixKey, now: float) -> MatchResult:
+    def match_prefix(self, key: RadixKey, now: float, priority: int = 0) -> MatchResult:
         """The empty match."""
-        return MatchResult(NO_PAGES, 0, self._accounts.root)
+        return MatchResult(NO_PAGES, 0, self._accounts.root, self._accounts.root, 0)
 
     def peek(self, key: RadixKey) -> int:
         """Always 0."""
         return 0
 
-    def insert(self, key: RadixKey, pages: PageIndices, now: float) -> InsertResult:
+    def insert(
+        self, key: RadixKey, pages: PageIndices, now: float, *, priority: int = 0, owner: str = NOBODY
+    ) -> InsertResult:
         """Keep nothing: all pages stay the caller's."""
         return InsertResult(0, 0, NO_PAGES, self._accounts.root)
 
-    def lock(self, node: CacheNode) -> LockReceipt:
+    def lock(self, node: TreeNode) -> LockReceipt:
         """A receipt for the empty prefix."""
         return self._accounts.lock(node)
 
@@ -63,7 +66,11 @@ class NoCache:
         """Take it back; raises DoubleReleaseError the second time."""
         self._accounts.release(receipt)
 
-    def evict(self, pages: int) -> int:
+    def evictable_for(self, owner: str) -> int:
+        """Always 0."""
+        return 0
+
+    def evict(self, pages: int, owner: str = NOBODY) -> int:
         """Always 0: there is nothing to free."""
         return 0
 

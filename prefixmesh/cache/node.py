@@ -1,14 +1,24 @@
-"""One node of a cache's tree: an edge of whole pages, the pages that hold its KV, and who uses it."""
+"""One node of a cache's tree: an edge of whole pages, the pages that hold its KV on each tier, and who uses it."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from prefixmesh.tokens import TOKEN_BYTES
+
 if TYPE_CHECKING:
     from prefixmesh.cache.base import PageIndices
+    from prefixmesh.cache.owners import Payer
+    from prefixmesh.ids import Fingerprint
 
 NO_PAGES: Final["PageIndices"] = np.empty(0, dtype=np.int32)
+"""What a node holds on a tier where it holds nothing: this very object, so that asking is a comparison of identity."""
+NO_PAGES.flags.writeable = False
+
+NO_CHILDREN: Final[dict[bytes, "TreeNode"]] = {}
+"""The children of every leaf. Shared and always empty: most nodes are leaves, and a dictionary each would be a tenth of the
+memory and a third of what the garbage collector walks."""
 
 
 class TreeNode:
@@ -22,17 +32,34 @@ class TreeNode:
         "children",
         "creation_time",
         "edge",
+        "hash_value",
         "hit_count",
+        "host_receipts",
+        "host_ref_counter",
+        "host_serial",
+        "host_value",
         "key",
         "last_access_time",
         "lock_ref",
         "parent",
+        "payer",
+        "pin_ref",
+        "priority",
         "receipts",
+        "serial",
+        "start",
         "value",
     )
 
     def __init__(
-        self, parent: "TreeNode | None", edge: bytes, key: bytes, value: "PageIndices", now: float
+        self,
+        parent: "TreeNode | None",
+        edge: bytes,
+        key: bytes,
+        value: "PageIndices",
+        now: float,
+        payer: "Payer",
+        start: int = 0,
     ) -> None:
         self.parent = parent
         """None for a root, and for a node that is no longer in any tree."""
@@ -41,27 +68,70 @@ class TreeNode:
         self.key = key
         """Packed tokens of the edge, whole pages."""
         self.value = value
-        """Page indices of the edge's KV; an array of its own, never a view."""
-        self.children: dict[bytes, TreeNode] = {}
+        """Device pages of the edge's KV; an array of its own, never a view. ``NO_PAGES`` when it is not on the device."""
+        self.host_value = NO_PAGES
+        """Host pages of the edge's KV, set only once their copy is complete; ``NO_PAGES`` when it is not on the host."""
+        self.children = NO_CHILDREN
         self.lock_ref = 0
-        """Receipts that protect this node: those given for it and those given for any node below it."""
+        """Receipts that protect this node's device pages: those given for it and those given for any node below it."""
         self.receipts = 0
         """Receipts given for exactly this node: what ``lock_ref`` can be recomputed from."""
+        self.host_ref_counter = 0
+        """The same for its host pages."""
+        self.host_receipts = 0
+        self.pin_ref = 0
+        """Pins whose held prefix goes through here; each of them is a lock as well."""
         self.creation_time = now
         self.last_access_time = now
+        self.serial = 0
+        """Number of the operation that used its device pages last: the order of the calls, which clocks need not tell."""
+        self.host_serial = 0
+        """The same for its host pages."""
         self.hit_count = 0
         """How many matches went through this node."""
+        self.priority = 0
+        """The highest of its users'."""
+        self.hash_value: tuple[Fingerprint, ...] = ()
+        """Fingerprints of the blocks that end in this edge, in order."""
+        self.start = start
+        """Tokens from the root to where this edge begins."""
+        self.payer = payer
+        """On whose account its pages are."""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the device holds it. The root, which holds nothing, is nowhere."""
+        return self.value is not NO_PAGES
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the host holds it, readable."""
+        return self.host_value is not NO_PAGES
+
+    def add_child(self, child: "TreeNode") -> None:
+        """File ``child`` under its edge. O(1)."""
+        if self.children is NO_CHILDREN:
+            self.children = {child.edge: child}
+        else:
+            self.children[child.edge] = child
+
+    def unlink(self) -> None:
+        """Leave the parent; also what makes a stale handle recognisable. O(1)."""
+        parent = self.parent
+        if parent is None:
+            return
+        children = parent.children
+        if len(children) == 1:
+            parent.children = NO_CHILDREN
+        else:
+            del children[self.edge]
+        self.parent = None
 
     def __repr__(self) -> str:
         return (
-            f"TreeNode(pages={len(self.value)}, lock_ref={self.lock_ref}, hit_count={self.hit_count}, "
-            f"children={len(self.children)})"
+            f"TreeNode(pages={len(self.value)}, host_pages={len(self.host_value)}, lock_ref={self.lock_ref}, "
+            f"host_ref_counter={self.host_ref_counter}, hit_count={self.hit_count}, children={len(self.children)})"
         )
-
-
-def make_root() -> TreeNode:
-    """A node that stands for the empty prefix: it holds no page and is never evicted."""
-    return TreeNode(None, b"", b"", NO_PAGES, 0.0)
 
 
 def nodes_below(root: TreeNode) -> Iterator[tuple[int, TreeNode]]:
@@ -71,3 +141,32 @@ def nodes_below(root: TreeNode) -> Iterator[tuple[int, TreeNode]]:
         depth, node = stack.pop()
         yield depth, node
         stack.extend((depth + 1, child) for child in reversed(node.children.values()))
+
+
+def nodes_from(node: TreeNode, start: int) -> list[TreeNode]:
+    """The nodes on the path to ``node`` whose edges begin at token ``start`` or later, deepest first. O(nodes returned)."""
+    path: list[TreeNode] = []
+    at = node
+    while at.parent is not None and at.start >= start:
+        path.append(at)
+        at = at.parent
+    return path
+
+
+def end_of(node: TreeNode) -> int:
+    """Tokens from the root to where this edge ends; 0 for the root."""
+    return node.start + len(node.key) // TOKEN_BYTES
+
+
+def previous_fingerprint(node: TreeNode, page_bytes: int) -> "Fingerprint | None":
+    """The name of the last block that ends before ``node``'s edge; None when its namespace has none there.
+
+    O(1) but for edges shorter than a block, of which at most a block's length is climbed.
+    """
+    at = node
+    # An edge at which a namespace begins is known by the namespace and its first page, all others by their first page.
+    while len(at.edge) == page_bytes and at.parent is not None:
+        at = at.parent
+        if at.hash_value:
+            return at.hash_value[-1]
+    return None

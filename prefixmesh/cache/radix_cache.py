@@ -2,60 +2,110 @@
 
 An edge is a run of whole pages; a node holds the indices of the pages with its KV, never KV. A node's children are found by
 the bytes of their first page, so two edges that leave a node differ within their first page, and a walk does one dictionary
-look-up and one memory comparison per node, however long its edge. At the root the namespace stands before the first page's
-bytes: equal tokens of two namespaces never share a node.
+look-up and one memory comparison per node, however long its edge. Where a namespace begins (at the root, and below the node at
+which a public prefix ends) the namespace stands before the first page's bytes: equal tokens of two namespaces never share a
+node.
+
+This file decides where tokens belong, and tells the event sink and the seen blocks what came. The books are ``accounting``'s
+and ``host_tier``'s, the order ``owners``' and ``eviction``'s; what goes is ``evictor``'s; ``pins`` and ``transfers`` are parts of
+their own.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
-import numpy as np
-
-from prefixmesh.cache.accounting import PageAccounts
-from prefixmesh.cache.base import CacheNode, InsertResult, MatchResult, PageIndices, RadixKey
+from prefixmesh.cache.accounting import NO_QUOTAS, PageAccounts
+from prefixmesh.cache.base import InsertResult, MatchResult, PageIndices, RadixKey
 from prefixmesh.cache.drawing import draw
-from prefixmesh.cache.invariants import broken_rule, check_accounts, owned_pages, summary
-from prefixmesh.cache.node import NO_PAGES, TreeNode, nodes_below
+from prefixmesh.cache.events import NO_EVENTS, EventSink
+from prefixmesh.cache.eviction import EvictionPolicy
+from prefixmesh.cache.evictor import Evictor
+from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE, block_fingerprints
+from prefixmesh.cache.host_tier import HostTier
+from prefixmesh.cache.invariants import check_radix, owned_pages, summary
+from prefixmesh.cache.node import NO_PAGES, TreeNode, nodes_below, previous_fingerprint
+from prefixmesh.cache.owners import NOBODY, Quota
 from prefixmesh.cache.pages import PageAllocator
-from prefixmesh.cache.receipts import LockReceipt
+from prefixmesh.cache.pins import Held, PinBudget, PinTable
+from prefixmesh.cache.seen_blocks import SeenBlocks
+from prefixmesh.cache.tier import Tier
+from prefixmesh.cache.transfers import Transfers
+from prefixmesh.cache.walk import Walk, edge_name, join, segment_end, step, walk_device
 from prefixmesh.errors import ConfigError, InternalError
+from prefixmesh.ids import Fingerprint
 from prefixmesh.tokens import TOKEN_BYTES
 
+MAX_PAGE_SIZE: Final = 256
+"""Beyond it, most prompts would end inside their first page and share nothing."""
 
-class _Walk(NamedTuple):
-    """How far a key leads into the tree."""
 
-    node: TreeNode
-    """The last node whose whole edge the key contains."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RadixOptions:
+    """What a radix cache may have beside its pages."""
 
-    values: list[PageIndices]
-    """Page indices of all that matched, in order: of each node on the way, and of ``inside`` as far as it is shared. They
-    are the tree's own arrays or views of them: for joining, not for keeping."""
+    host: PageAllocator | None = None
+    """The host tier's pages; None for no host tier."""
+    policy: EvictionPolicy = "lru"
+    """In which order each payer's nodes are given up, on both tiers."""
+    block_size: int = DEFAULT_BLOCK_SIZE
+    """Tokens in a block, the unit of fingerprints and events."""
+    quotas: Mapping[str, Quota] = field(default_factory=lambda: NO_QUOTAS)
+    """Floors and ceilings by payer, in device pages."""
+    host_quotas: Mapping[str, Quota] = field(default_factory=lambda: NO_QUOTAS)
+    """The same in host pages."""
+    pin_budget: PinBudget = field(default_factory=PinBudget)
+    """How much may be pinned; without a bound in all, a share of the pool."""
+    events: EventSink = NO_EVENTS
+    """Told of every whole block that comes to a tier or leaves it."""
 
-    key_bytes: int
-    """Bytes of the key that matched: whole pages."""
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise ConfigError(f"block_size must be at least 1, got {self.block_size}")
 
-    inside: TreeNode | None
-    """The child in whose edge the key leaves the tree; None when it leaves at ``node``."""
 
-    inside_bytes: int
-    """Bytes of ``inside``'s edge that the key shares: at least one page, and not all; 0 without ``inside``."""
+DEFAULT_OPTIONS: Final = RadixOptions()
 
 
 class RadixCache:
     """Prefix cache with edges of any length. Implements ``PrefixCache``; not thread-safe.
 
     * look up: ``match_prefix``, ``peek``
-    * keep: ``insert``, ``lock``, ``release``
-    * give up: ``evict``, ``flush``
-    * look at: ``evictable_pages``, ``protected_pages``, ``owned_pages``, ``render``, ``check_invariants``
+    * keep: ``insert``, ``lock``, ``release``, ``pins``
+    * give up: ``evict``, ``evict_host``, ``flush``
+    * move between the tiers: ``transfers``
+    * look at: ``evictable_pages``, ``protected_pages``, ``owned_pages``, ``blocks``, ``seen``, ``render``, ``check_invariants``
     """
 
-    def __init__(self, allocator: PageAllocator, page_size: int) -> None:
-        if page_size < 1:
-            raise ConfigError(f"page_size must be at least 1, got {page_size}")
+    def __init__(
+        self, allocator: PageAllocator, page_size: int, options: RadixOptions = DEFAULT_OPTIONS
+    ) -> None:
+        """Raises ConfigError for a page size that is not within 1 to ``MAX_PAGE_SIZE``."""
+        if not 1 <= page_size <= MAX_PAGE_SIZE:
+            raise ConfigError(f"page_size must be 1 to {MAX_PAGE_SIZE}, got {page_size}")
         self._page_size = page_size
         self._page_bytes = page_size * TOKEN_BYTES
-        self._accounts = PageAccounts(allocator)
+        self._block_size = options.block_size
+        self._events = options.events
+        self._host = (
+            None if options.host is None else HostTier(options.host, options.policy, options.host_quotas)
+        )
+        self._accounts = PageAccounts(allocator, options.policy, options.quotas, self._host)
+        self.seen = SeenBlocks(options.block_size)
+        """What was evicted, and who else has a prompt's first block: why a later request misses."""
+        self._evictor = Evictor(self._accounts, page_size, options.block_size, self._events, self.seen)
+        self.lock = self._accounts.lock
+        """``lock(node)``: protect ``node`` and its ancestors on the device until the receipt is released. O(depth). Raises
+        InternalError for a node that is not, or no longer, on the device in this cache."""
+        self.release = self._accounts.release
+        """``release(receipt)``: undo one lock. O(depth). Raises DoubleReleaseError, changing nothing, the second time."""
+        self.pins = PinTable(self, options.pin_budget.for_pool(allocator.total_pages))
+        """Prefixes that stay, by owner; pinning counts as a use for the order of eviction."""
+        self._transfers: Transfers | None = None
+        if self._host is not None:
+            self._transfers = Transfers(
+                self._accounts, self._host, self._page_bytes, self._events, self._make_room, self._gained
+            )
 
     @property
     def page_size(self) -> int:
@@ -63,18 +113,47 @@ class RadixCache:
         return self._page_size
 
     @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self._block_size
+
+    @property
     def evictable_pages(self) -> int:
-        """Cached pages that nothing locks. O(1)."""
+        """Cached device pages that nothing locks and no floor keeps. O(1), O(floors) with quotas."""
         return self._accounts.evictable_pages
+
+    def evictable_for(self, owner: str) -> int:
+        """Device pages that ``evict`` could free for ``owner``; see ``PageAccounts.evictable_for`` for when it is less."""
+        return self._accounts.evictable_for(owner)
 
     @property
     def protected_pages(self) -> int:
-        """Pages that a lock protects, those cut off by a flush and still read among them. O(1)."""
-        return self._accounts.protected_pages
+        """Device pages that a lock or a floor protects, those cut off by a flush and still read among them. O(floors)."""
+        return self._accounts.cached_pages - self._accounts.evictable_pages
+
+    @property
+    def pinned_pages(self) -> int:
+        """Device pages that a pin protects, each once. O(1)."""
+        return self.pins.pinned_pages
+
+    @property
+    def copying_pages(self) -> int:
+        """Device pages that belong to restores in flight. O(copies)."""
+        return 0 if self._transfers is None else self._transfers.destination_pages(Tier.DEVICE)
+
+    @property
+    def host_pages(self) -> int:
+        """Host pages that hold readable copies. O(1)."""
+        return 0 if self._host is None else self._host.cached_pages
+
+    @property
+    def host_protected_pages(self) -> int:
+        """Those of them that a copy in flight protects. O(1)."""
+        return 0 if self._host is None else self._host.protected_pages
 
     @property
     def double_releases(self) -> int:
-        """Receipts that somebody tried to release again."""
+        """Receipts that somebody tried to release again; only rises."""
         return self._accounts.double_releases
 
     @property
@@ -82,158 +161,264 @@ class RadixCache:
         """Nodes in the tree. O(1)."""
         return self._accounts.node_count
 
-    def match_prefix(self, key: RadixKey, now: float) -> MatchResult:
+    @property
+    def transfers(self) -> Transfers:
+        """Copies between the tiers. Raises InternalError without a host tier."""
+        if self._transfers is None:
+            raise InternalError("this cache has no host tier")
+        return self._transfers
+
+    def match_prefix(self, key: RadixKey, now: float, priority: int = 0) -> MatchResult:
         """Longest cached prefix of ``key``, in whole pages; O(depth) look-ups and O(matched) bytes.
 
-        Splits the edge in which the match ends, so that exactly the match can be locked, and counts as a use of its path.
-        Locks nothing: lock ``last_device_node`` before anything else may evict.
+        Splits the edge in which the match ends, so that exactly the match can be locked, and counts as a use of its path, by
+        a user of this priority. Locks nothing: lock ``last_device_node`` before anything else may evict.
         """
-        walk = self._walk(key)
-        indices = _join(walk.values)
-        node = self._end(walk)
-        self._accounts.touch(node, now, 1)
-        return MatchResult(indices, len(indices) * self._page_size, node)
+        if now >= self.pins.next_expiry:
+            self.pins.expire(now)
+        walk = walk_device(self._accounts.root, key, self._page_bytes)
+        indices = join(walk.values)
+        last = node = self._end(walk)
+        host_bytes = 0
+        if self._host is not None and self._host.cached_pages and walk.inside is None:
+            last, host_bytes = self._match_host(node, key, walk.key_bytes)
+        if priority > last.priority:
+            self._accounts.raise_priority(last, priority)
+        self._accounts.touch(last, now, 1)
+        return MatchResult(indices, walk.key_bytes // TOKEN_BYTES, node, last, host_bytes // TOKEN_BYTES)
 
     def peek(self, key: RadixKey) -> int:
-        """Tokens that ``match_prefix`` would match; neither splits nor touches. Same cost."""
-        walk = self._walk(key)
-        return walk.key_bytes // TOKEN_BYTES
+        """Tokens that ``match_prefix`` would find on the device; neither splits nor touches. Same cost."""
+        return walk_device(self._accounts.root, key, self._page_bytes).key_bytes // TOKEN_BYTES
 
-    def insert(self, key: RadixKey, pages: PageIndices, now: float) -> InsertResult:
+    def insert(
+        self, key: RadixKey, pages: PageIndices, now: float, *, priority: int = 0, owner: str = NOBODY
+    ) -> InsertResult:
         """Cache ``key`` cut to whole pages; see ``PrefixCache.insert`` for who owns which page afterwards.
 
-        O(depth) look-ups and O(length) bytes. Raises InternalError, changing nothing, when ``pages`` is
-        shorter than the key or one of the duplicates it would free is free already.
+        What is new is on ``owner``'s account, before a public boundary on ``NOBODY``'s. O(depth) look-ups and O(length)
+        bytes. Raises InternalError, changing nothing, when ``pages`` is shorter than the key, when a boundary is not at whole
+        pages and blocks, or when one of the duplicates it would free is free already.
         """
-        wanted = len(key.tokens) // self._page_bytes
+        page_bytes = self._page_bytes
+        accounts = self._accounts
+        wanted = len(key.tokens) // page_bytes
         if len(pages) < wanted:
             raise InternalError(f"insert of {wanted} pages of tokens with {len(pages)} pages of KV")
-        cut_off = self._accounts.detached_end(pages)
-        if cut_off is not None:
+        if key.boundary_tokens:
+            self._check_boundary(key)
+        if accounts.detached and (cut_off := accounts.detached_end(pages)) is not None:
             return InsertResult(0, 0, NO_PAGES, cut_off)
-        walk = self._walk(key)
-        # key:    | cached: in the tree already      | new: a leaf below node       | short of a page: not kept
-        # pages:  0 ..................... cached-1   cached ............ wanted-1   wanted ...
-        # owner:  the tree's own, or a duplicate     the caller's, now the tree's   the caller's still
-        cached = walk.key_bytes // self._page_bytes
-        fresh = np.array(pages[cached:wanted], dtype=np.int32)
-        indices = _join([*walk.values, fresh] if len(fresh) else walk.values)
-        self._free_duplicates(pages[:cached], indices[:cached])
+        if now >= self.pins.next_expiry:
+            self.pins.expire(now)
+        walk = walk_device(accounts.root, key, page_bytes)
+        # key:    | cached: on the device already    | new: host nodes, then leaves | short of a page: not kept
+        # pages:  0 ..................... cached-1   cached ............... wanted-1   wanted ...
+        # owner:  the tree's own, or a duplicate     the caller's, now the tree's     the caller's still
+        position = walk.key_bytes
+        cached = position // page_bytes
+        if cached < wanted:
+            fresh = pages[cached:wanted].copy()
+            indices = join([*walk.values, fresh])
+        else:
+            fresh = NO_PAGES
+            indices = join(walk.values)
+        if cached:
+            self._free_duplicates(pages[:cached], indices[:cached])
+        first = node = self._end(walk)
+        if cached < wanted:
+            node = self._grow(node, key, position, fresh, now, priority, owner)
+        elif priority > node.priority:
+            accounts.raise_priority(node, priority)
+        accounts.touch(node, now, 0)
+        if self.pins.waiting and cached < wanted:
+            self.pins.grown(first, edge_name(key, position, page_bytes))
+        return InsertResult(position // TOKEN_BYTES, wanted * self._page_size, indices, node)
+
+    def hold(self, key: RadixKey) -> Held:
+        """For ``pins``: lock the longest prefix of ``key`` that is on the device, making its end a node. Counts as a use for
+        the order of eviction alone. As ``match_prefix`` and ``lock``."""
+        walk = walk_device(self._accounts.root, key, self._page_bytes)
         node = self._end(walk)
-        if len(fresh):
-            start = cached * self._page_bytes
-            edge = key.tokens[start : start + self._page_bytes]
-            if node is self._accounts.root:
-                edge = key.namespace + edge
-            node = TreeNode(node, edge, key.tokens[start : wanted * self._page_bytes], fresh, now)
-            self._accounts.adopt(node)
-        self._accounts.touch(node, now, 0)
-        return InsertResult(cached * self._page_size, wanted * self._page_size, indices, node)
+        self._accounts.reorder(node)
+        wholly = walk.key_bytes == len(key.tokens)
+        next_edge = None if wholly else edge_name(key, walk.key_bytes, self._page_bytes)
+        return Held(node, self.lock(node), walk.key_bytes // TOKEN_BYTES, next_edge)
 
-    def lock(self, node: CacheNode) -> LockReceipt:
-        """Protect ``node`` and its ancestors until the receipt is released. O(depth)."""
-        return self._accounts.lock(node)
+    def evict(self, pages: int, owner: str = NOBODY) -> int:
+        """Free exactly ``pages`` device pages, or all that ``owner`` may have when that is less; returns how many.
 
-    def release(self, receipt: LockReceipt) -> None:
-        """Undo one lock; raises DoubleReleaseError, changing nothing, the second time. O(depth)."""
-        self._accounts.release(receipt)
-
-    def evict(self, pages: int) -> int:
-        """Free exactly ``pages`` pages, or all that is unlocked when that is less; returns how many.
-
-        Least recently used leaves first; a parent follows once it is a leaf; the last leaf is cut from its end rather than
-        dropped whole. O(nodes dropped + length of the last one), however many there are.
+        In the order of ``owners`` and of the policy; a parent follows once it is a leaf; the last leaf is cut from its end
+        rather than given up whole; what the host has too is only demoted. O(nodes given up + length of the last one), however
+        many there are, and O(log payers) each.
         """
-        accounts = self._accounts
-        given_up: list[PageIndices] = []
-        freed = 0
-        while freed < pages and (node := accounts.order.first()) is not None:
-            missing = pages - freed
-            if len(node.value) > missing:
-                part = accounts.trim(node, missing, self._page_bytes)
-            else:
-                part = accounts.drop(node)
-            freed += len(part)
-            given_up.append(part)
-        if given_up:
-            accounts.allocator.free(given_up[0] if len(given_up) == 1 else np.concatenate(given_up))
-        return freed
+        return self._evictor.evict(pages, owner)
+
+    def evict_host(self, pages: int, owner: str = NOBODY) -> int:
+        """The same for host pages: what is on the device too only loses its copy. 0 without a host tier."""
+        return 0 if self._host is None else self._evictor.evict_host(self._host, pages, owner)
 
     def flush(self) -> None:
-        """Forget everything: unlocked pages are free at once, locked ones when their receipts are released. O(nodes)."""
+        """Forget everything: unlocked pages are free at once, locked ones when their receipts are released; pins stay, as
+        wishes that are wholly missing. Begins a new epoch. O(nodes)."""
+        self.pins.let_go()
         self._accounts.detach_all()
+        self._events.cleared()
+        self.seen.cleared()
+        self.pins.hold_again()
 
-    def owned_pages(self) -> PageIndices:
-        """Every page this cache owns, in no order. O(pages)."""
-        return owned_pages(self._accounts)
+    def owned_pages(self, tier: Tier = Tier.DEVICE) -> PageIndices:
+        """Every page of a tier that this cache owns, copies in flight among them, in no order. O(pages)."""
+        return owned_pages(self._accounts, self._transfers, tier)
+
+    def blocks(self, tier: Tier) -> set[Fingerprint]:
+        """Fingerprints of all whole blocks on a tier, from the nodes themselves. O(nodes + blocks)."""
+        nodes = (node for _, node in nodes_below(self._accounts.root))
+        on_tier = (node for node in nodes if (node.on_device if tier is Tier.DEVICE else node.on_host))
+        return {fingerprint for node in on_tier for fingerprint in node.hash_value}
 
     def check_invariants(self) -> None:
-        """Recompute every count from nothing; raises InvariantError with the tree drawn. O(nodes + pages)."""
-        check_accounts("RadixCache", self._accounts, self._page_bytes)
-        for depth, node in nodes_below(self._accounts.root):
-            name = node.edge if depth > 1 else node.edge[-self._page_bytes :]
-            if name != node.key[: self._page_bytes]:
-                raise broken_rule(
-                    "RadixCache", "edges", f"{node} is not found by its first page", self._accounts
-                )
+        """Recompute every count from nothing; raises InvariantError with the tree drawn. O(nodes + pages + tokens)."""
+        check_radix(self._accounts, self._transfers, self._page_bytes, self._block_size)
+        self.pins.check_invariants()
+        self.seen.check_invariants(self.blocks(Tier.DEVICE) | self.blocks(Tier.HOST))
 
     def render(self) -> str:
-        """The tree as text: lengths, pages, locks. Tokens are not shown."""
+        """The tree as text: lengths, pages on each tier, locks, pins. Tokens are not shown."""
         return draw(self._accounts)
 
     def __repr__(self) -> str:
-        return f"RadixCache(page_size={self._page_size}, {summary(self._accounts)})"
+        pins = f", pins={len(self.pins)}" if len(self.pins) else ""
+        return f"RadixCache(page_size={self._page_size}, {summary(self._accounts)}{pins})"
 
-    def _walk(self, key: RadixKey) -> _Walk:
-        """Follow ``key`` as far as the tree goes; changes nothing."""
-        namespace, tokens = key
-        page_bytes = self._page_bytes
-        node = self._accounts.root
-        values: list[PageIndices] = []
-        position = 0
-        # A key shorter than a page finds no child anywhere: children are known by whole pages, so no shorter name is equal.
-        child = node.children.get(namespace + tokens[:page_bytes]) if len(tokens) >= page_bytes else None
-        while child is not None:
-            edge = child.key
-            if not tokens.startswith(edge, position):
-                shared_pages = _shared_bytes(edge, tokens, position) // page_bytes
-                shared = shared_pages * page_bytes
-                values.append(child.value[:shared_pages])
-                return _Walk(node, values, position + shared, child, shared)
-            node = child
-            values.append(child.value)
-            position += len(edge)
-            child = child.children.get(tokens[position : position + page_bytes])
-        return _Walk(node, values, position, None, 0)
+    def _match_host(self, node: TreeNode, key: RadixKey, position: int) -> tuple[TreeNode, int]:
+        """Go on from where the device ends: the last node that matches on the host alone, made by a split if need be, and how
+        many bytes lie between."""
+        start = position
+        while (taken := step(node, key, position, self._page_bytes)) is not None:
+            node = self._part_of(taken.child, taken.shared_bytes)
+            position += taken.shared_bytes
+            if node is not taken.child:
+                break
+        return node, position - start
 
-    def _end(self, walk: _Walk) -> TreeNode:
+    def _grow(
+        self,
+        node: TreeNode,
+        key: RadixKey,
+        position: int,
+        fresh: PageIndices,
+        now: float,
+        priority: int,
+        owner: str,
+    ) -> TreeNode:
+        """Put ``fresh`` pages below ``node``, which ends at byte ``position`` of ``key``; returns the new end."""
+        accounts, page_bytes = self._accounts, self._page_bytes
+        taken = step(node, key, position, page_bytes) if self._host is not None else None
+        offset = 0
+        while taken is not None:  # on the host alone until now
+            node = self._part_of(taken.child, taken.shared_bytes)
+            pages = taken.shared_bytes // page_bytes
+            accounts.attach(node, fresh[offset : offset + pages].copy())
+            self._announce(node)
+            offset += pages
+            position += taken.shared_bytes
+            taken = step(node, key, position, page_bytes)
+        if priority > node.priority:
+            accounts.raise_priority(node, priority)
+        while offset < len(fresh):
+            end = segment_end(key, position)
+            pages = (end - position) // page_bytes
+            value = fresh if pages == len(fresh) else fresh[offset : offset + pages].copy()
+            public = position < key.boundary_tokens * TOKEN_BYTES
+            leaf = TreeNode(
+                node,
+                edge_name(key, position, page_bytes),
+                key.tokens[position : position + pages * page_bytes],
+                value,
+                now,
+                accounts.lines.payer(NOBODY if public else owner),
+                position // TOKEN_BYTES,
+            )
+            leaf.priority = priority
+            accounts.adopt(leaf)
+            self._name_blocks(leaf, key)
+            node = leaf
+            offset += pages
+            position += pages * page_bytes
+        return node
+
+    def _name_blocks(self, leaf: TreeNode, key: RadixKey) -> None:
+        """Give a new leaf the fingerprints of the blocks that end in it, and tell of them. O(length)."""
+        size = self._block_size
+        start = leaf.start
+        first = start // size
+        last = (start + len(leaf.key) // TOKEN_BYTES) // size
+        if first == last:
+            return
+        boundary = key.boundary_tokens
+        previous = previous_fingerprint(leaf, self._page_bytes)
+        if previous is not None:
+            seed = previous.to_bytes(8, "little")
+        else:
+            seed = key.tail if boundary and start >= boundary else key.namespace
+        step_bytes = size * TOKEN_BYTES
+        tokens = key.tokens[first * step_bytes : last * step_bytes]
+        leaf.hash_value = tuple(block_fingerprints(seed, tokens, size))
+        self._events.stored(Tier.DEVICE, previous, leaf.hash_value)
+        if not first:
+            self.seen.first_stored(key.namespace, tokens[:step_bytes], leaf.hash_value[0])
+
+    def _announce(self, node: TreeNode) -> None:
+        """Tell of the blocks of a node that came to the device with others' work."""
+        if node.hash_value:
+            previous = previous_fingerprint(node, self._page_bytes)
+            self._events.stored(Tier.DEVICE, previous, node.hash_value)
+
+    def _end(self, walk: Walk) -> TreeNode:
         """The node at which the walk ends, made by a split when that is inside an edge. The path must be touched next."""
-        child = walk.inside
-        if child is None:
-            return walk.node
-        shared = walk.inside_bytes
-        lower_edge = child.key[shared : shared + self._page_bytes]
-        return self._accounts.split(child, shared, shared // self._page_bytes, lower_edge)
+        return walk.node if walk.inside is None else self._part_of(walk.inside, walk.inside_bytes)
+
+    def _part_of(self, node: TreeNode, shared_bytes: int) -> TreeNode:
+        """The node that is exactly the first ``shared_bytes`` of this one's edge: itself, or a new upper half."""
+        if shared_bytes == len(node.key):
+            return node
+        size = self._block_size
+        end = node.start + shared_bytes // TOKEN_BYTES
+        return self._accounts.split(
+            node,
+            shared_bytes,
+            shared_bytes // self._page_bytes,
+            node.key[shared_bytes : shared_bytes + self._page_bytes],
+            end // size - node.start // size,
+        )
 
     def _free_duplicates(self, pages: PageIndices, indices: PageIndices) -> None:
         """Give back those of the caller's ``pages`` that the tree has in other pages (``indices``) already."""
-        differs = pages != indices
-        if np.count_nonzero(differs):
-            self._accounts.allocator.free(np.asarray(pages[differs], dtype=np.int32))
+        if pages.tobytes() != indices.tobytes():
+            self._accounts.allocator.free(pages[pages != indices])
 
+    def _check_boundary(self, key: RadixKey) -> None:
+        at = key.boundary_tokens
+        if at < 0 or at % self._page_size or at % self._block_size or len(key.tail) != len(key.namespace):
+            raise InternalError(
+                f"a boundary at {at} tokens is not at whole pages of {self._page_size} and blocks of {self._block_size}"
+            )
 
-def _join(values: list[PageIndices]) -> PageIndices:
-    """One new array of all indices, which the receiver may keep and write to."""
-    if len(values) == 1:
-        return values[0].copy()
-    return np.concatenate(values) if values else NO_PAGES
+    def _make_room(self, tier: Tier, pages: int, owner: str) -> PageIndices | None:
+        """For ``transfers``: so many pages of a tier, evicting if need be; None, having evicted nothing, when that is not
+        enough."""
+        allocator = self._accounts.allocator
+        evictable = self._accounts.evictable_for
+        evict = self.evict
+        if tier is Tier.HOST and self._host is not None:
+            allocator, evictable, evict = self._host.allocator, self._host.evictable_for, self.evict_host
+        missing = pages - allocator.free_pages
+        if missing > 0 and (evictable(owner) < missing or evict(missing, owner) < missing):
+            return None
+        return allocator.allocate(pages)
 
-
-def _shared_bytes(edge: bytes, tokens: bytes, start: int) -> int:
-    """Bytes of ``edge`` that ``tokens[start:]`` begins with, in whole tokens. O(shorter of the two), at C speed."""
-    count = min(len(edge), len(tokens) - start) // TOKEN_BYTES
-    ours = np.frombuffer(edge, dtype=np.uint32, count=count)
-    theirs = np.frombuffer(tokens, dtype=np.uint32, count=count, offset=start)
-    differs = ours != theirs
-    first = int(differs.argmax())
-    return (first if differs[first] else count) * TOKEN_BYTES
+    def _gained(self, node: TreeNode) -> None:
+        """For ``transfers``: a restored node is on the device."""
+        if self.pins.waiting and node.parent is not None:
+            self.pins.grown(node.parent, node.edge)

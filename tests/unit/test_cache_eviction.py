@@ -130,4 +130,8 @@ def test_the_order_holds_exactly_the_unlocked_nodes_however_often_they_are_used(
     for turn in range(3000):
         match = cache.match_prefix(key_of([1, turn % 5, turn % 5]), float(turn))
         cache.release(cache.lock(match.last_device_node))
-    assert len(cache._accounts.order) == cache.node_count == len(list(nodes_below(cache._accounts.root)))
+    assert (
+        len(cache._accounts.lines.payer("").line)
+        == cache.node_count
+        == len(list(nodes_below(cache._accounts.root)))
+    )

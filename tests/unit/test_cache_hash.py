@@ -120,6 +120,6 @@ def test_repr_and_drawing() -> None:
         "HashCache(page_size=16, nodes=2, evictable=2, protected=0, free=3/5, detached=0, double_releases=0)"
     )
     assert cache.render().splitlines()[1:] == [
-        "  namespace 61616161: 1 pages [0] lock_ref=0 receipts=0 hit_count=0 last_access_time=0",
-        "    1 pages [1] lock_ref=0 receipts=0 hit_count=0 last_access_time=0",
+        "  namespace 61616161: 16 tokens device [0] lock_ref=0 receipts=0 hit_count=0 last_access_time=0",
+        "    16 tokens device [1] lock_ref=0 receipts=0 hit_count=0 last_access_time=0",
     ]

@@ -72,15 +72,15 @@ def invent_a_lock(cache: RadixCache) -> None:
 
 
 def put_a_locked_node_in_line(cache: RadixCache) -> None:
-    cache._accounts.order.add(parts(cache)[1])
+    cache._accounts.lines.payer("").enter(parts(cache)[1])
 
 
 def take_a_node_out_of_line(cache: RadixCache) -> None:
-    cache._accounts.order.remove(parts(cache)[2])
+    cache._accounts.lines.payer("").leave(parts(cache)[2])
 
 
 def miscount_evictable(cache: RadixCache) -> None:
-    cache._accounts.evictable_pages += 1
+    cache._accounts.cached_pages += 1
 
 
 def miscount_protected(cache: RadixCache) -> None:
@@ -127,7 +127,7 @@ def test_a_child_behind_its_parent_in_line_is_found() -> None:
     insert_prompt(cache, allocator, [1, 2])
     leaf = insert_prompt(cache, allocator, [1, 2, 3]).last_device_node
     assert isinstance(leaf, TreeNode)
-    cache._accounts.order.refresh(leaf)
+    leaf.payer.refresh(leaf)
     with pytest.raises(InvariantError, match=r"order: .* before its child"):
         cache.check_invariants()
 
@@ -149,7 +149,8 @@ def test_a_hash_table_that_lost_a_block_or_holds_a_short_one_is_found() -> None:
     insert_prompt(cache, allocator, range(32))
     (first, block) = cache._blocks.values()
     block.key, block.value = block.key[:32], block.value[:1].copy()
-    cache._accounts.evictable_pages -= 1
+    cache._accounts.cached_pages -= 1
+    block.payer.pages -= 1
     with pytest.raises(InvariantError, match="HashCache: blocks: "):
         cache.check_invariants()
     cache._blocks = {first.edge: first}

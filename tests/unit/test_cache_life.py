@@ -2,7 +2,6 @@
 
 import pytest
 
-from prefixmesh.cache.base import CacheNode
 from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.radix_cache import RadixCache
@@ -210,6 +209,6 @@ def test_a_request_whose_pages_are_all_its_own_may_insert_after_a_flush() -> Non
     assert cache.evict(2) == 2
 
 
-def parent_of(node: CacheNode) -> TreeNode | None:
+def parent_of(node: TreeNode) -> TreeNode | None:
     assert isinstance(node, TreeNode)
     return node.parent

@@ -21,6 +21,10 @@ def make(page_size: int = 1, pages: int = 400) -> tuple[RadixCache, PageAllocato
     return RadixCache(allocator, page_size), allocator
 
 
+def line_of(cache: RadixCache) -> list[TreeNode]:
+    return list(cache._accounts.lines.payer("").line)
+
+
 def nodes_of(cache: RadixCache) -> list[TreeNode]:
     return [node for _, node in nodes_below(cache._accounts.root)]
 
@@ -78,7 +82,7 @@ def test_a_split_by_itself_dates_both_halves_alike() -> None:
     insert_prompt(cache, allocator, [1, 2, 3], now=3.0)
     cache.match_prefix(key_of([1, 2, 3]), 5.0)
     (node,) = nodes_of(cache)
-    upper = cache._accounts.split(node, TOKEN_BYTES, 1, node.key[TOKEN_BYTES : 2 * TOKEN_BYTES])
+    upper = cache._accounts.split(node, TOKEN_BYTES, 1, node.key[TOKEN_BYTES : 2 * TOKEN_BYTES], 0)
     for half in (upper, node):
         assert (half.creation_time, half.last_access_time, half.hit_count) == (3.0, 5.0, 1)
     cache.check_invariants()
@@ -100,10 +104,10 @@ def test_peek_says_what_a_match_would_and_changes_nothing(tokens: list[int]) -> 
     cache, allocator = make()
     insert_prompt(cache, allocator, [1, 2, 3, 4, 5])
     insert_prompt(cache, allocator, [7, 8], now=1.0)
-    before, order = cache.render(), list(cache._accounts.order)
+    before, order = cache.render(), line_of(cache)
     peeked = cache.peek(key_of(tokens))
     assert cache.render() == before
-    assert list(cache._accounts.order) == order
+    assert line_of(cache) == order
     assert peeked == cache.match_prefix(key_of(tokens), 2.0).matched_tokens
 
 
@@ -273,9 +277,9 @@ def test_render_draws_lengths_and_locks_and_no_tokens() -> None:
     cache.lock(cache.match_prefix(key_of([70001, 70002, 70003]), 4.0).last_device_node)
     assert cache.render().splitlines() == [
         "root lock_ref=1",
-        "  namespace 61616161: 2 pages [0, 1] lock_ref=1 receipts=0 hit_count=2 last_access_time=4",
-        "    1 pages [2] lock_ref=1 receipts=1 hit_count=1 last_access_time=4",
-        "    1 pages [3] lock_ref=0 receipts=0 hit_count=0 last_access_time=0",
+        "  namespace 61616161: 2 tokens device [0, 1] lock_ref=1 receipts=0 hit_count=2 last_access_time=4",
+        "    1 tokens device [2] lock_ref=1 receipts=1 hit_count=1 last_access_time=4",
+        "    1 tokens device [3] lock_ref=0 receipts=0 hit_count=0 last_access_time=0",
     ]
 
 

@@ -1,0 +1,140 @@
+"""Giving pages up, on either tier: exactly as many as are wanted, and no KV more than that lost.
+
+``owners`` says whose node goes next; this takes it, whole or in part, and tells what went. A node on one tier alone leaves the
+tree, or is trimmed from its end. A node on both only leaves the one: the other copy stays, and where part of it goes the node is
+split, because a node is on a tier wholly or not at all. Such a split puts the part that stays first in its own line, where the
+whole stood, and counts as a use of it on the other tier, whose line has no place between two nodes.
+"""
+
+import numpy as np
+
+from prefixmesh.cache.accounting import PageAccounts
+from prefixmesh.cache.base import PageIndices
+from prefixmesh.cache.events import EventSink
+from prefixmesh.cache.host_tier import HostTier
+from prefixmesh.cache.node import NO_PAGES, TreeNode
+from prefixmesh.cache.seen_blocks import SeenBlocks
+from prefixmesh.cache.tier import Tier
+from prefixmesh.ids import Fingerprint
+from prefixmesh.tokens import TOKEN_BYTES
+
+
+class Evictor:
+    """Evicts from the two tiers of one tree."""
+
+    def __init__(
+        self, accounts: PageAccounts, page_size: int, block_size: int, events: EventSink, seen: SeenBlocks
+    ) -> None:
+        self._accounts = accounts
+        self._page_size = page_size
+        self._page_bytes = page_size * TOKEN_BYTES
+        self._block_size = block_size
+        self._events = events
+        self._seen = seen
+
+    def evict(self, pages: int, owner: str) -> int:
+        """Free device pages; see ``RadixCache.evict``."""
+        accounts = self._accounts
+        lines = accounts.lines
+        accounts.serial = serial = accounts.serial + 1
+        given_up: list[PageIndices] = []
+        freed = 0
+        while freed < pages and (victim := lines.next_victim(owner, pages - freed, serial)) is not None:
+            node, allowed = victim
+            if len(node.value) > allowed:
+                part = self._cut_device(node, allowed)
+            elif node.host_value is NO_PAGES:
+                part = accounts.drop(node)
+                self._gone(node.start, node.hash_value)
+            else:
+                part = accounts.demote(node)
+                self._left(Tier.DEVICE, node.hash_value)
+            freed += len(part)
+            given_up.append(part)
+        if lines.aside:
+            lines.settle()
+        if given_up:
+            accounts.allocator.free(given_up[0] if len(given_up) == 1 else np.concatenate(given_up))
+        return freed
+
+    def evict_host(self, host: HostTier, pages: int, owner: str) -> int:
+        """Free host pages; see ``RadixCache.evict_host``."""
+        accounts = self._accounts
+        accounts.serial = serial = accounts.serial + 1
+        given_up: list[PageIndices] = []
+        freed = 0
+        while freed < pages and (victim := host.lines.next_victim(owner, pages - freed, serial)) is not None:
+            node, allowed = victim
+            if len(node.host_value) > allowed:
+                part = self._cut_host(host, node, allowed)
+            else:
+                part = host.strip(node)
+                self._left(Tier.HOST, node.hash_value)
+                if node.value is NO_PAGES:
+                    accounts.forget(node)
+                    self._seen.left(node.start, node.hash_value)
+            freed += len(part)
+            given_up.append(part)
+        if host.lines.aside:
+            host.lines.settle()
+        if given_up:
+            host.allocator.free(np.concatenate(given_up))
+        return freed
+
+    def _cut_device(self, node: TreeNode, pages: int) -> PageIndices:
+        """The last ``pages`` device pages of an unlocked leaf."""
+        accounts = self._accounts
+        kept = len(node.value) - pages
+        if node.host_value is NO_PAGES:
+            blocks = self._blocks_in(node, kept)
+            start, gone = node.start, node.hash_value[blocks:]
+            part = accounts.trim(node, pages, kept * self._page_bytes, blocks)
+            self._gone(start + kept * self._page_size, gone)
+            return part
+        upper = self._split(node, kept)
+        part = accounts.demote(node)
+        self._left(Tier.DEVICE, node.hash_value)
+        upper.payer.leave(upper)
+        upper.payer.enter_first(upper)
+        if accounts.host is not None:
+            accounts.host.touch_path(upper, accounts.serial)
+        return part
+
+    def _cut_host(self, host: HostTier, node: TreeNode, pages: int) -> PageIndices:
+        """The last ``pages`` host pages of an unlocked leaf of the host's."""
+        kept = len(node.host_value) - pages
+        if node.value is NO_PAGES:
+            blocks = self._blocks_in(node, kept)
+            gone = node.hash_value[blocks:]
+            part = host.trim(node, pages)
+            node.key = node.key[: kept * self._page_bytes]
+            node.hash_value = node.hash_value[:blocks]
+            self._left(Tier.HOST, gone)
+            self._seen.left(node.start + kept * self._page_size, gone)
+            return part
+        upper = self._split(node, kept)
+        part = host.strip(node)
+        self._left(Tier.HOST, node.hash_value)
+        host.put_first(upper)
+        self._accounts.touch_device_path(upper)
+        return part
+
+    def _split(self, node: TreeNode, kept: int) -> TreeNode:
+        key_bytes = kept * self._page_bytes
+        lower_edge = node.key[key_bytes : key_bytes + self._page_bytes]
+        return self._accounts.split(node, key_bytes, kept, lower_edge, self._blocks_in(node, kept))
+
+    def _blocks_in(self, node: TreeNode, pages: int) -> int:
+        """How many blocks end in the first ``pages`` pages of the edge."""
+        size = self._block_size
+        return (node.start + pages * self._page_size) // size - node.start // size
+
+    def _left(self, tier: Tier, fingerprints: tuple[Fingerprint, ...]) -> None:
+        if fingerprints:
+            self._events.removed(tier, fingerprints)
+
+    def _gone(self, start: int, fingerprints: tuple[Fingerprint, ...]) -> None:
+        """Blocks that were on the device alone, of a node (or a part of it) that begins at token ``start``."""
+        if fingerprints:
+            self._events.removed(Tier.DEVICE, fingerprints)
+            self._seen.left(start, fingerprints)

@@ -1,0 +1,169 @@
+"""The host tier's books: which nodes have a copy in host memory, who reads or extends those copies, and which goes next.
+
+The second tier of the tree that ``accounting`` keeps. A node's ``host_value`` is set only once its copy is complete, and a node
+on the host has its parent there. Slower than the device's books and written for clarity: it is touched by copies and by uses of
+nodes that have one, not by every operation.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from prefixmesh.cache.base import PageIndices
+from prefixmesh.cache.eviction import EvictionPolicy
+from prefixmesh.cache.node import NO_PAGES, TreeNode
+from prefixmesh.cache.owners import NOBODY, OwnerLines, Payer, Quota
+from prefixmesh.cache.pages import PageAllocator
+from prefixmesh.cache.receipts import LockReceipt
+from prefixmesh.errors import DoubleReleaseError
+
+
+class HostTier:
+    """Host pages by node: counts, locks along paths (``host_ref_counter``), the payers' lines."""
+
+    def __init__(self, allocator: PageAllocator, policy: EvictionPolicy, quotas: Mapping[str, Quota]) -> None:
+        self.allocator = allocator
+        self.lines = OwnerLines(policy, quotas, _host_pages, _is_idle, _used_at)
+        self.cached_pages = 0
+        """Host pages of all nodes, cut-off ones among them."""
+        self.protected_pages = 0
+        """Those of them that a lock protects."""
+        self.double_releases = 0
+
+    def evictable_for(self, owner: str) -> int:
+        """Host pages that ``owner`` could have. O(floors)."""
+        return self.cached_pages - self.protected_pages - self.lines.sheltered_from(owner)
+
+    @property
+    def evictable_pages(self) -> int:
+        """Host pages that ``NOBODY`` in particular could have. O(floors)."""
+        return self.evictable_for(NOBODY)
+
+    def attach(self, node: TreeNode, pages: PageIndices, serial: int) -> None:
+        """``node``'s copy is complete in ``pages``. Its children on the host must have entered before. O(1)."""
+        node.host_value = pages
+        node.host_serial = serial
+        payer = self._payer(node)
+        self.cached_pages += len(pages)
+        payer.pages += len(pages)
+        payer.enter(node)
+        self.lines.changed(payer)
+
+    def strip(self, node: TreeNode) -> PageIndices:
+        """Take an unlocked node's copy away; returns its pages, for the caller to free. O(1)."""
+        assert not node.host_ref_counter
+        pages = node.host_value
+        payer = self._payer(node)
+        payer.leave(node)
+        node.host_value = NO_PAGES
+        self._count_out(payer, len(pages))
+        return pages
+
+    def trim(self, node: TreeNode, pages: int) -> PageIndices:
+        """Cut ``pages`` pages off the copy of an unlocked leaf, whose edge the caller cuts alike; returns them. O(edge)."""
+        assert not node.host_ref_counter
+        kept = len(node.host_value) - pages
+        tail = node.host_value[kept:]
+        node.host_value = node.host_value[:kept].copy()
+        payer = self._payer(node)
+        payer.shrink(pages)
+        self._count_out(payer, pages)
+        return tail
+
+    def split(self, node: TreeNode, upper: TreeNode, pages: int) -> None:
+        """Divide a copy after ``pages`` pages between a node and its new upper half. O(edge)."""
+        upper.host_ref_counter = node.host_ref_counter
+        upper.host_serial = node.host_serial
+        upper.host_value = node.host_value[:pages].copy()
+        node.host_value = node.host_value[pages:].copy()
+        if not node.host_ref_counter:
+            payer = self._payer(node)
+            payer.shrink(pages)
+            payer.enter(upper)
+
+    def touch(self, node: TreeNode, serial: int) -> None:
+        """Note a use of one node; the path is touched deepest first. O(1)."""
+        if node.host_value is not NO_PAGES and not node.host_ref_counter:
+            node.host_serial = serial
+            self._payer(node).refresh(node)
+
+    def touch_path(self, node: TreeNode, serial: int) -> None:
+        """Note a use of the path from ``node`` to the root. O(depth)."""
+        at = node
+        while (parent := at.parent) is not None:
+            self.touch(at, serial)
+            at = parent
+
+    def put_first(self, node: TreeNode) -> None:
+        """Let what is left of the node that was first in its line stand in its place. O(1)."""
+        payer = self._payer(node)
+        payer.leave(node)
+        payer.enter_first(node)
+
+    def lock(self, node: TreeNode) -> LockReceipt:
+        """Protect the copies on the path from ``node`` to the root. O(depth)."""
+        receipt = LockReceipt(node)
+        node.host_receipts += 1
+        while (parent := node.parent) is not None:
+            if not node.host_ref_counter:
+                self.protected_pages += len(node.host_value)
+                self._payer(node).leave(node)
+            node.host_ref_counter += 1
+            node = parent
+        node.host_ref_counter += 1
+        return receipt
+
+    def release(self, receipt: LockReceipt, gone: Payer, serial: int) -> None:
+        """Undo one lock; what ``gone`` pays for was cut off by a flush and is freed with its last lock. O(depth).
+
+        Raises DoubleReleaseError, changing only the counter, when the receipt was used before.
+        """
+        node = receipt.node
+        if node is None:
+            self.double_releases += 1
+            raise DoubleReleaseError("a host lock's receipt was released twice")
+        receipt.node = None
+        node.host_receipts -= 1
+        while (parent := node.parent) is not None:
+            node.host_ref_counter -= 1
+            if not node.host_ref_counter:
+                self.protected_pages -= len(node.host_value)
+                if node.payer is gone:
+                    self._free_detached(node)
+                else:
+                    node.host_serial = serial
+                    self._payer(node).enter(node)
+            node = parent
+        node.host_ref_counter -= 1
+
+    def detach_all(self, nodes: Sequence[TreeNode]) -> None:
+        """Of the tree's ``nodes``, free the copies that nobody reads; the others are freed by their last release. O(nodes)."""
+        for node in nodes:
+            if node.host_value is not NO_PAGES and not node.host_ref_counter:
+                self._free_detached(node)
+        self.lines.clear()
+
+    def _free_detached(self, node: TreeNode) -> None:
+        pages, node.host_value = node.host_value, NO_PAGES
+        self.cached_pages -= len(pages)
+        self.allocator.free(pages)
+        if not node.lock_ref:
+            node.unlink()
+
+    def _count_out(self, payer: Payer, pages: int) -> None:
+        self.cached_pages -= pages
+        payer.pages -= pages
+        self.lines.changed(payer)
+
+    def _payer(self, node: TreeNode) -> Payer:
+        return self.lines.payer(node.payer.name)
+
+
+def _host_pages(node: TreeNode) -> int:
+    return len(node.host_value)
+
+
+def _is_idle(node: TreeNode) -> bool:
+    return node.host_value is not NO_PAGES and not node.host_ref_counter
+
+
+def _used_at(node: TreeNode) -> int:
+    return node.host_serial

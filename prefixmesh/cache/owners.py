@@ -1,0 +1,346 @@
+"""Who pays for the pages of one tier, and whose node goes next.
+
+Every node is on the account of one payer (a tenant, an adapter, nobody: a name). Each payer has a line of its evictable nodes,
+so that its own can be found without passing anybody else's. A *quota* gives a payer a floor, below which others cannot
+evict it, and a ceiling, above which it is the first to give when room is wanted.
+
+Whose first node goes is decided in this order:
+
+1. a payer above its ceiling gives down to it;
+2. whoever wants room that would lift it above its ceiling gives its own instead;
+3. of all others that are above their floors, and of the one who wants room, the lowest rank and least recent use.
+
+For 3 the payers stand in a heap by a *lower bound* of their first node's place: places only rise (uses, hits, priorities), so an
+outdated entry is found when it comes up, and corrected. A payer at or below its floor is not in the heap. So a choice costs the
+logarithm of the number of payers, amortised over uses, and no scan of nodes ever; with one payer it costs nothing.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from prefixmesh.cache.eviction import EvictionLine, EvictionPolicy, LruLine, RankedLine, make_line
+from prefixmesh.cache.node import TreeNode
+from prefixmesh.errors import ConfigError, InvariantError
+
+NOBODY: Final = ""
+"""The payer of what no tenant pays for: public prefixes, and everything where owners are not told."""
+
+_STALE_ENTRIES: Final = 64
+"""Superseded entries that may lie in the heap, beside one per payer, before it is cleared of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quota:
+    """What a payer is sure of, and where its share ends, in pages of one tier."""
+
+    floor_pages: int = 0
+    """Pages that others cannot evict it below."""
+    ceiling_pages: int | None = None
+    """Pages that it cannot exceed while anybody wants room; None for no ceiling."""
+
+    def __post_init__(self) -> None:
+        if self.floor_pages < 0:
+            raise ConfigError(f"floor_pages must not be negative, got {self.floor_pages}")
+        if self.ceiling_pages is not None and self.ceiling_pages < self.floor_pages:
+            raise ConfigError(
+                f"ceiling_pages must be at least floor_pages, got {self.ceiling_pages} below {self.floor_pages}"
+            )
+
+
+_NO_QUOTA: Final = Quota()
+
+
+class _Place(NamedTuple):
+    """Where a node stands among all payers': the lower goes first. A child stands before its parent."""
+
+    rank: int
+    serial: int
+    height: int
+    """Minus the node's start: of nodes of one rank that one operation used, the deepest first."""
+
+
+class Victim(NamedTuple):
+    """What goes next."""
+
+    node: TreeNode
+    pages: int
+    """How many of the node's pages may go: never more than are wanted, and fewer where a floor or a ceiling ends it."""
+
+
+class Payer:
+    """One account. ``enter``, ``leave`` and ``refresh`` are its line's, or, where a floor must be watched, count as well."""
+
+    __slots__ = (
+        "ceiling",
+        "enter",
+        "floor",
+        "idle_pages",
+        "leave",
+        "line",
+        "name",
+        "pages",
+        "queued",
+        "refresh",
+        "size_of",
+        "watched",
+    )
+
+    def __init__(
+        self, name: str, line: EvictionLine, quota: Quota, size_of: Callable[[TreeNode], int]
+    ) -> None:
+        self.name = name
+        self.line = line
+        self.floor = quota.floor_pages
+        self.ceiling = quota.ceiling_pages
+        self.watched = quota is not _NO_QUOTA
+        """Whether a change of ``pages`` must be told to ``OwnerLines.changed``."""
+        self.pages = 0
+        """Pages of this tier that it pays for."""
+        self.idle_pages = 0
+        """Those of them that are in line; kept only where there is a floor."""
+        self.queued: _Place | None = None
+        """Its valid entry in the heap; None when it is not there."""
+        self.enter = line.enter
+        self.leave = line.leave
+        self.refresh = line.refresh
+        self.size_of = size_of
+        if self.floor:
+            self.enter, self.leave = self._enter_counted, self._leave_counted
+
+    def _enter_counted(self, node: TreeNode) -> None:
+        self.idle_pages += self.size_of(node)
+        self.line.enter(node)
+
+    def _leave_counted(self, node: TreeNode) -> None:
+        self.idle_pages -= self.size_of(node)
+        self.line.leave(node)
+
+    def enter_first(self, node: TreeNode) -> None:
+        """Put a node before all others of its rank. O(1)."""
+        if self.floor:
+            self.idle_pages += self.size_of(node)
+        self.line.enter_first(node)
+
+    def shrink(self, pages: int) -> None:
+        """A node that stays in line has ``pages`` pages less there than before, gone or in another node. O(1)."""
+        if self.floor:
+            self.idle_pages -= pages
+
+    @property
+    def sheltered_pages(self) -> int:
+        """Evictable pages that the floor keeps from others. O(1)."""
+        if not self.floor:
+            return 0
+        return self.idle_pages - min(self.idle_pages, max(0, self.pages - self.floor))
+
+    def __repr__(self) -> str:
+        ceiling = "" if self.ceiling is None else f", ceiling={self.ceiling}"
+        return (
+            f"Payer({self.name!r}, pages={self.pages}, in line={len(self.line)}, floor={self.floor}{ceiling})"
+        )
+
+
+class OwnerLines:
+    """The payers of one tier and the order among them. Not thread-safe.
+
+    Who pays: ``payer``, ``changed``. Who goes: ``next_victim``. How much: ``sheltered_from``.
+    """
+
+    def __init__(
+        self,
+        policy: EvictionPolicy,
+        quotas: Mapping[str, Quota],
+        size_of: Callable[[TreeNode], int],
+        is_idle: Callable[[TreeNode], bool],
+        used_at: Callable[[TreeNode], int],
+    ) -> None:
+        """``size_of`` says how many pages of this tier a node has, ``is_idle`` whether nothing but its children keeps them
+        from being evicted, ``used_at`` which operation used them last."""
+        self._policy: EvictionPolicy = policy
+        self._quotas = dict(quotas)
+        self._size_of = size_of
+        self._is_idle = is_idle
+        self._used_at = used_at
+        self._payers: dict[str, Payer] = {}
+        self._numbers = itertools.count()
+        self._heap: list[tuple[_Place, int, Payer]] = []
+        self._above_ceiling: dict[Payer, None] = {}
+        self._floored: list[Payer] = []
+        self.aside: list[TreeNode] = []
+        """Nodes out of line during an eviction, because a child of theirs is sheltered; see ``settle``."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Start again: nobody has anything. Payers with a quota are known from the start."""
+        self._payers.clear()
+        self._heap.clear()
+        self._above_ceiling.clear()
+        self._floored.clear()
+        for name in (NOBODY, *self._quotas):
+            self.payer(name)
+
+    def payer(self, name: str) -> Payer:
+        """The account of this name, opened when it has none. O(1). It is closed again when its last page is gone."""
+        payer = self._payers.get(name)
+        if payer is None:
+            quota = self._quotas.get(name, _NO_QUOTA)
+            line = make_line(self._policy)
+            payer = self._payers[name] = Payer(name, line, quota, self._size_of)
+            if payer.floor:
+                self._floored.append(payer)
+            elif isinstance(line, LruLine):
+                self._offer(payer, _Place(0, 0, 0))
+            if isinstance(line, RankedLine):
+                line.lowered = lambda: self._lowered(payer)
+        return payer
+
+    def changed(self, payer: Payer) -> None:
+        """``payer.pages`` has changed, and it is watched or has become 0. O(1), O(log payers) when it leaves its shelter."""
+        if payer.ceiling is not None:
+            if payer.pages > payer.ceiling:
+                self._above_ceiling[payer] = None
+            else:
+                self._above_ceiling.pop(payer, None)
+        if payer.floor and payer.queued is None and payer.pages > payer.floor:
+            self._offer(payer, self._place_of_first(payer) or _Place(0, 0, 0))
+        if not payer.pages and not payer.watched and payer.name != NOBODY:
+            del self._payers[payer.name]
+            payer.queued = None
+
+    def sheltered_from(self, name: str) -> int:
+        """Evictable pages that floors keep from ``name``. O(payers with a floor)."""
+        if not self._floored:
+            return 0
+        return sum(payer.sheltered_pages for payer in self._floored if payer.name != name)
+
+    def next_victim(self, name: str, missing: int, serial: int) -> Victim | None:
+        """Whose node goes next when ``name`` wants ``missing`` more pages; None when nothing may. See the module for the order.
+
+        A node that comes up but cannot go, because a child of it is sheltered, stands aside until ``settle``, which ends the
+        operation. ``serial`` is the operation's number, higher than that of any use before.
+        """
+        if len(self._payers) == 1:  # NOBODY alone, as long as owners are not told
+            payer = self._payers[NOBODY]
+            if not payer.watched:
+                node = payer.line.first()
+                return None if node is None else Victim(node, missing)
+        wanting = self._payers.get(name)
+        while (victim := self._choose(wanting, missing, serial)) is not None:
+            if not self._is_inner(victim.node):
+                return victim
+            self._payers[victim.node.payer.name].leave(victim.node)
+            self.aside.append(victim.node)
+        return None
+
+    def settle(self) -> None:
+        """Put what stood aside back in line, at the back of its rank: it is in use by a sheltered child. Its ancestors move
+        behind it. O(depth) each; to be called after the last ``next_victim`` of an operation when ``aside`` is not empty."""
+        aside, self.aside = self.aside, []
+        for node in aside:
+            self._payers[node.payer.name].enter(node)
+        for node in aside:
+            above = node.parent
+            while above is not None and above.parent is not None:
+                if self._is_idle(above):
+                    self._payers[above.payer.name].refresh(above)
+                above = above.parent
+
+    def _choose(self, wanting: Payer | None, missing: int, serial: int) -> Victim | None:
+        for payer in self._above_ceiling:
+            node = payer.line.first()
+            if node is not None and payer.ceiling is not None:
+                return Victim(node, min(missing, payer.pages - payer.ceiling))
+        if wanting is not None and wanting.ceiling is not None:
+            excess = wanting.pages + missing - wanting.ceiling
+            node = wanting.line.first()
+            if excess > 0 and node is not None:
+                return Victim(node, min(missing, excess))
+        return self._choose_in_order(wanting, missing, serial)
+
+    def _choose_in_order(self, wanting: Payer | None, missing: int, serial: int) -> Victim | None:
+        top = self._top(wanting, serial)
+        if wanting is not None and wanting.queued is None:
+            own = self._place_of_first(wanting)
+            if own is not None and (top is None or own < self._heap[0][0]):
+                top = wanting
+        node = None if top is None else top.line.first()
+        if top is None or node is None:
+            return None
+        return Victim(node, missing if top is wanting else min(missing, top.pages - top.floor))
+
+    def _top(self, wanting: Payer | None, serial: int) -> Payer | None:
+        """The payer whose first node goes first, its entry in the heap brought up to date; None when no line has any."""
+        heap = self._heap
+        while heap:
+            place, _, payer = heap[0]
+            if payer.queued != place:
+                heapq.heappop(heap)  # superseded
+                continue
+            if payer is not wanting and payer.floor and payer.pages <= payer.floor:
+                heapq.heappop(heap)
+                payer.queued = None
+                continue
+            true = self._place_of_first(payer)
+            if true == place:
+                return payer
+            if true is None and isinstance(payer.line, LruLine):
+                # Whoever comes into its line comes by an operation later than this one.
+                if place.serial >= serial:
+                    return None
+                true = _Place(0, serial, 0)
+            heapq.heappop(heap)
+            payer.queued = None
+            if true is not None:
+                self._offer(payer, true)
+        return None
+
+    def _place_of_first(self, payer: Payer) -> _Place | None:
+        node = payer.line.first()
+        return None if node is None else _Place(payer.line.rank(node), self._used_at(node), -node.start)
+
+    def _lowered(self, payer: Payer) -> None:
+        """A ranked line's first has become one of a lower rank."""
+        if payer.floor and payer.pages <= payer.floor:
+            return
+        place = self._place_of_first(payer)
+        if place is not None and (payer.queued is None or place < payer.queued):
+            self._offer(payer, place)
+
+    def _offer(self, payer: Payer, place: _Place) -> None:
+        if len(self._heap) > 2 * len(self._payers) + _STALE_ENTRIES:
+            self._heap = [entry for entry in self._heap if entry[2].queued == entry[0]]
+            heapq.heapify(self._heap)
+        payer.queued = place
+        heapq.heappush(self._heap, (place, next(self._numbers), payer))
+
+    def _is_inner(self, node: TreeNode) -> bool:
+        return bool(node.children) and any(self._size_of(child) for child in node.children.values())
+
+    def check_invariants(self) -> None:
+        """Recompute what a quota keeps count of; raises InvariantError. O(payers + their evictable nodes)."""
+        for payer in self._payers.values():
+            idle = sum(self._size_of(node) for node in payer.line)
+            above = payer.ceiling is not None and payer.pages > payer.ceiling
+            if payer.floor and payer.idle_pages != idle:
+                raise InvariantError(f"{payer!r}: {idle} pages are in line, {payer.idle_pages} are counted")
+            if above != (payer in self._above_ceiling):
+                raise InvariantError(f"{payer!r} is {'not ' * above}listed as above its ceiling")
+            if self._must_be_queued(payer) and payer.queued is None:
+                raise InvariantError(f"{payer!r} has something to give and is not in the heap")
+        if self.aside:
+            raise InvariantError(f"{len(self.aside)} nodes still stand aside")
+        entries = {entry[2]: entry[0] for entry in self._heap if entry[2].queued == entry[0]}
+        if any(payer.queued is not None and payer not in entries for payer in self._payers.values()):
+            raise InvariantError("a payer's entry is not in the heap")
+
+    def _must_be_queued(self, payer: Payer) -> bool:
+        return len(payer.line) > 0 and (not payer.floor or payer.pages > payer.floor)
+
+    def __iter__(self) -> Iterator[Payer]:
+        return iter(self._payers.values())
+
+    def __repr__(self) -> str:
+        return f"OwnerLines({len(self._payers)} payers, {len(self._above_ceiling)} above their ceiling)"

@@ -1,0 +1,227 @@
+"""Copies between the tiers, as the tree sees them: what is held while one is in flight, and what its end changes.
+
+Only indices are moved here; who copies bytes (a thread, a stream) and when belongs to the worker. A copy has two ends. Its
+*source* keeps its owner, the tree, and is locked; its *destination* is owned by the copy alone until the end, when each page
+becomes a node's or is freed. So a page has one owner at every moment, whatever happens meanwhile: the range may be split, the
+same prefix may be inserted by somebody else, the cache may be flushed.
+
+====================  ====================================  ====================================
+while in flight       offload (device to host)              restore (host to device)
+====================  ====================================  ====================================
+device lock           node and all above it                 last node on the device and above
+host lock             last node on the host and above       node and all above it
+destination           host pages, owned by the copy         device pages, owned by the copy
+====================  ====================================  ====================================
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from prefixmesh.cache.accounting import PageAccounts
+from prefixmesh.cache.base import MatchResult, PageIndices
+from prefixmesh.cache.events import EventSink
+from prefixmesh.cache.host_tier import HostTier
+from prefixmesh.cache.node import NO_PAGES, TreeNode, end_of, nodes_from, previous_fingerprint
+from prefixmesh.cache.receipts import LockReceipt
+from prefixmesh.cache.tier import Tier
+from prefixmesh.errors import DoubleReleaseError
+
+
+class Copy:
+    """One copy in flight. ``device_pages[i]`` and ``host_pages[i]`` are the two ends of one page."""
+
+    __slots__ = ("device_lock", "device_pages", "host_lock", "host_pages", "node", "start")
+
+    def __init__(
+        self,
+        node: TreeNode,
+        start: int,
+        device_pages: PageIndices,
+        host_pages: PageIndices,
+        device_lock: LockReceipt,
+        host_lock: LockReceipt,
+    ) -> None:
+        self.node: TreeNode | None = node
+        """Where the copied range ends; None once the copy has ended."""
+        self.start = start
+        """The token at which it begins."""
+        self.device_pages = device_pages
+        self.host_pages = host_pages
+        self.device_lock = device_lock
+        self.host_lock = host_lock
+
+    def __repr__(self) -> str:
+        state = "ended" if self.node is None else "in flight"
+        return f"{type(self).__name__}({len(self.device_pages)} pages, {state})"
+
+
+class Offload(Copy):
+    """From the device to the host."""
+
+    __slots__ = ()
+
+
+class Restore(Copy):
+    """From the host back to the device."""
+
+    __slots__ = ()
+
+
+class Transfers:
+    """The copies of one cache: ``begin_offload``, ``finish_offload``, ``abort_offload``, and the same three of a restore.
+
+    Every copy that was begun must be ended once; ending it again raises DoubleReleaseError and changes nothing.
+    """
+
+    def __init__(
+        self,
+        accounts: PageAccounts,
+        host: HostTier,
+        page_bytes: int,
+        events: EventSink,
+        make_room: Callable[[Tier, int, str], PageIndices | None],
+        gained: Callable[[TreeNode], None],
+    ) -> None:
+        """``make_room`` allocates pages of a tier, evicting if need be, for an owner; ``gained`` is told of every node that
+        came to the device, parents first."""
+        self._accounts = accounts
+        self._host = host
+        self._page_bytes = page_bytes
+        self._events = events
+        self._make_room = make_room
+        self._gained = gained
+        self.in_flight: dict[Copy, None] = {}
+        """All that have begun and not ended."""
+        self._offloading: dict[TreeNode, Offload] = {}
+        self.without_room = 0
+        """Copies that were not begun for want of pages; only rises."""
+        self.duplicate_pages = 0
+        """Destination pages that were freed because their node had been served otherwise meanwhile; only rises."""
+
+    def destination_pages(self, tier: Tier) -> int:
+        """Pages of a tier that copies in flight own. O(copies)."""
+        kind = Restore if tier is Tier.DEVICE else Offload
+        return sum(len(copy.device_pages) for copy in self.in_flight if isinstance(copy, kind))
+
+    def begin_offload(self, node: TreeNode) -> Offload | None:
+        """Copy to the host what of the path to ``node`` is not there yet; None when there is nothing to copy, when a copy of
+        it is in flight, or when no host page can be had. O(depth + pages)."""
+        if node.value is NO_PAGES or node in self._offloading or node.payer is self._accounts.gone:
+            return None
+        top, values = node, []
+        while top.parent is not None and top.host_value is NO_PAGES:
+            values.append(top.value)
+            top = top.parent
+        if not values:
+            return None
+        device_lock = self._accounts.lock(node)
+        host_lock = self._host.lock(top)
+        device_pages = np.concatenate(values[::-1])
+        host_pages = self._make_room(Tier.HOST, len(device_pages), node.payer.name)
+        if host_pages is None:
+            self._unlock(device_lock, host_lock)
+            self.without_room += 1
+            return None
+        copy = Offload(node, end_of(top), device_pages, host_pages, device_lock, host_lock)
+        self._offloading[node] = copy
+        self.in_flight[copy] = None
+        return copy
+
+    def finish_offload(self, copy: Offload) -> None:
+        """The bytes are there: the host pages become the nodes', and may be read. O(depth + pages)."""
+        node = self._end(copy)
+        self._offloading.pop(node, None)
+        stored: list[TreeNode] = []
+        spare: list[PageIndices] = []
+        end = len(copy.host_pages)
+        self._accounts.serial += 1
+        for at in nodes_from(node, copy.start):  # deepest first, as they stand in line
+            begin = end - len(at.value)
+            part = copy.host_pages[begin:end].copy()
+            end = begin
+            if at.payer is self._accounts.gone or at.host_value is not NO_PAGES:
+                spare.append(part)
+            else:
+                self._host.attach(at, part, self._accounts.serial)
+                stored.append(at)
+        self._announce(Tier.HOST, stored)
+        self._unlock(copy.device_lock, copy.host_lock)
+        self._free_spare(self._host.allocator.free, spare)
+
+    def abort_offload(self, copy: Offload) -> None:
+        """It will not be completed (and nothing writes to its pages any more): they are free again. O(depth + pages)."""
+        self._offloading.pop(self._end(copy), None)
+        self._unlock(copy.device_lock, copy.host_lock)
+        self._host.allocator.free(copy.host_pages)
+
+    def begin_restore(self, match: MatchResult, owner: str = "") -> Restore | None:
+        """Bring back to the device what only the host has of a match; None when there is nothing, or when too few device
+        pages can be had. To be called in the step that matched. O(depth + pages)."""
+        top, node = match.last_device_node, match.last_host_node
+        if not match.host_hit_length:
+            return None
+        device_lock = self._accounts.lock(top)
+        host_lock = self._host.lock(node)
+        path = nodes_from(node, end_of(top))
+        host_pages = np.concatenate([at.host_value for at in reversed(path)])
+        device_pages = self._make_room(Tier.DEVICE, len(host_pages), owner)
+        if device_pages is None:
+            self._unlock(device_lock, host_lock)
+            self.without_room += 1
+            return None
+        copy = Restore(node, end_of(top), device_pages, host_pages, device_lock, host_lock)
+        self.in_flight[copy] = None
+        return copy
+
+    def finish_restore(self, copy: Restore) -> None:
+        """The bytes are there: the device pages become the nodes', except where somebody's insert has put others meanwhile.
+        Match again to use them. O(depth + pages)."""
+        node = self._end(copy)
+        stored: list[TreeNode] = []
+        spare: list[PageIndices] = []
+        end = len(copy.device_pages)
+        self._accounts.serial += 1
+        for at in nodes_from(node, copy.start):
+            begin = end - len(at.host_value)
+            part = copy.device_pages[begin:end].copy()
+            end = begin
+            if at.payer is self._accounts.gone or at.value is not NO_PAGES:
+                spare.append(part)
+            else:
+                self._accounts.attach(at, part)
+                stored.append(at)
+        self._announce(Tier.DEVICE, stored)
+        for at in reversed(stored):
+            self._gained(at)
+        self._unlock(copy.device_lock, copy.host_lock)
+        self._free_spare(self._accounts.allocator.free, spare)
+
+    def fail_restore(self, copy: Restore) -> None:
+        """It will not be completed (and nothing writes to its pages any more): they are free again. O(depth + pages)."""
+        self._end(copy)
+        self._unlock(copy.device_lock, copy.host_lock)
+        self._accounts.allocator.free(copy.device_pages)
+
+    def _end(self, copy: Copy) -> TreeNode:
+        node, copy.node = copy.node, None
+        if node is None:
+            raise DoubleReleaseError(f"{copy!r} was ended twice")
+        del self.in_flight[copy]
+        return node
+
+    def _unlock(self, device_lock: LockReceipt, host_lock: LockReceipt) -> None:
+        self._accounts.release(device_lock)
+        self._host.release(host_lock, self._accounts.gone, self._accounts.serial)
+
+    def _announce(self, tier: Tier, nodes: list[TreeNode]) -> None:
+        """Tell of the blocks that end in ``nodes``, given deepest first, parents first."""
+        for node in reversed(nodes):
+            if node.hash_value:
+                self._events.stored(tier, previous_fingerprint(node, self._page_bytes), node.hash_value)
+
+    def _free_spare(self, free: Callable[[PageIndices], None], spare: list[PageIndices]) -> None:
+        if spare:
+            pages = np.concatenate(spare)
+            self.duplicate_pages += len(pages)
+            free(pages)
