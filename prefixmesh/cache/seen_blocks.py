@@ -4,8 +4,8 @@
 cached, that blocks have left their last tier by eviction, and that everything was flushed. Telling must cost next to nothing,
 because an eviction tells it for every node; so it keeps fingerprints only, and what was evicted longest ago it forgets.
 
-It only explains: nothing here decides what is matched, and a wrong answer (a forgotten block, a collision) moves a token from
-one cause of a miss to another.
+It only explains: nothing here decides what is matched, and a wrong answer (a forgotten block, a collision, a block that two edges
+hold because a page is longer than a block) moves a token from one cause of a miss to another.
 """
 
 from collections.abc import Sequence
