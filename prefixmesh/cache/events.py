@@ -7,6 +7,7 @@ publisher numbers and keeps what it hears, and a view replays it. Fingerprints h
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from prefixmesh.cache.tier import Tier
@@ -46,8 +47,12 @@ class Cleared(NamedTuple):
 Event = Stored | Removed | Cleared
 
 
-class TierState(NamedTuple):
-    """What proves a view of a tier: equal sets have equal states, and others hardly ever."""
+@dataclass(frozen=True, slots=True)
+class TierState:
+    """What proves a view of a tier: equal sets have equal states, and others hardly ever.
+
+    No tuple, since ``count`` is a method of those.
+    """
 
     count: int
     """Different fingerprints on the tier."""
