@@ -9,12 +9,10 @@ change, so that asking for them is O(1).
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from prefixmesh.cache.base import PageIndices
 from prefixmesh.cache.eviction import EvictionPolicy, LruLine
 from prefixmesh.cache.host_tier import HostTier
-from prefixmesh.cache.node import NO_CHILDREN, NO_PAGES, TreeNode, nodes_below
+from prefixmesh.cache.node import INDEX_BYTES, NO_CHILDREN, TreeNode, nodes_below, unpack_pages
 from prefixmesh.cache.owners import NOBODY, OwnerLines, Payer, Quota
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.receipts import LockReceipt
@@ -70,36 +68,38 @@ class PageAccounts:
         assert node.parent is not None
         node.parent.add_child(node)
         self.node_count += 1
-        self._count_in(node, len(node.value))
-
-    def attach(self, node: TreeNode, pages: PageIndices) -> None:
-        """Give a node that was on the host alone its device pages. Its children on the device must have entered before, and
-        its path must be touched, or locked and released, next. O(1)."""
-        node.value = pages
-        node.payer = self.lines.payer(node.payer.name)
-        node.serial = self.serial
-        self._count_in(node, len(pages))
-
-    def _count_in(self, node: TreeNode, pages: int) -> None:
-        payer = node.payer
+        pages = len(node.pages) // INDEX_BYTES
         self.cached_pages += pages
+        payer = node.payer
         payer.pages += pages
         payer.enter(node)
         if payer.watched:
             self.lines.changed(payer)
+
+    def attach(self, node: TreeNode, packed: bytes) -> None:
+        """Give a node that was on the host alone its device pages. Its children on the device must have entered before, and
+        its path must be touched, or locked and released, next. O(1)."""
+        node.pages = packed
+        node.payer = payer = self.lines.payer(node.payer.name)
+        node.serial = self.serial
+        pages = len(packed) // INDEX_BYTES
+        self.cached_pages += pages
+        payer.pages += pages
+        payer.enter(node)
+        self.lines.changed(payer)
 
     def split(self, node: TreeNode, key_bytes: int, pages: int, lower_edge: bytes, blocks: int) -> TreeNode:
         """Cut ``node``'s edge after ``key_bytes``, ``pages`` pages and ``blocks`` fingerprints; returns the new upper half,
         whose path must be touched next, to stand behind it in line. O(length of the edge).
 
         The old object keeps the tail, and with it every handle and receipt; the new one takes over what protects and what
-        dates it, because whoever uses the tail uses its front. All index arrays are copies: a view would keep the whole
-        edge's indices alive for as long as either half lives.
+        dates it, because whoever uses the tail uses its front. Indices are copied: a view would keep the whole edge's
+        alive for as long as either half lives.
         """
         parent = node.parent
         assert parent is not None
         upper = TreeNode(
-            parent, node.edge, node.key[:key_bytes], NO_PAGES, node.creation_time, node.payer, node.start
+            parent, node.edge, node.key[:key_bytes], b"", node.creation_time, node.payer, node.start
         )
         upper.last_access_time = node.last_access_time
         upper.serial = node.serial
@@ -116,13 +116,13 @@ class PageAccounts:
         node.start += key_bytes // TOKEN_BYTES
         node.hash_value = node.hash_value[blocks:]
         self.node_count += 1
-        if node.value is not NO_PAGES:
-            upper.value = node.value[:pages].copy()
-            node.value = node.value[pages:].copy()
+        if node.pages:
+            upper.pages = node.pages[: pages * INDEX_BYTES]
+            node.pages = node.pages[pages * INDEX_BYTES :]
             if not node.lock_ref:
                 node.payer.shrink(pages)
                 node.payer.enter(upper)
-        if node.host_value is not NO_PAGES and self.host is not None:
+        if node.host_pages and self.host is not None:
             self.host.split(node, upper, pages)
         return upper
 
@@ -144,7 +144,7 @@ class PageAccounts:
         while (parent := node.parent) is not None:
             node.last_access_time = now
             node.hit_count += hits
-            if node.value is not NO_PAGES and not node.lock_ref:
+            if node.pages and not node.lock_ref:
                 node.serial = self.serial
                 node.payer.refresh(node)
             host.touch(node, self.serial)
@@ -179,19 +179,19 @@ class PageAccounts:
         Raises InternalError when the node is not (or no longer) on the device in this cache: a match must be locked before
         anything is evicted.
         """
-        if (node.parent is None or node.value is NO_PAGES) and node is not self.root:
+        if (node.parent is None or not node.pages) and node is not self.root:
             raise InternalError(f"cannot lock {node!r}: it is not in this cache, or not on the device")
         receipt = LockReceipt(node)
         node.receipts += 1
-        pages = 0
+        protected = 0
         while (parent := node.parent) is not None:
             if not node.lock_ref:
-                pages += len(node.value)
+                protected += len(node.pages)
                 node.payer.leave(node)
             node.lock_ref += 1
             node = parent
         node.lock_ref += 1
-        self.protected_pages += pages
+        self.protected_pages += protected // INDEX_BYTES
         return receipt
 
     def release(self, receipt: LockReceipt) -> None:
@@ -206,44 +206,46 @@ class PageAccounts:
         receipt.node = None
         node.receipts -= 1
         self.serial = serial = self.serial + 1
-        pages = 0
+        protected = 0
         while (parent := node.parent) is not None:
             node.lock_ref -= 1
             if not node.lock_ref:
-                pages += len(node.value)
+                protected += len(node.pages)
                 node.serial = serial
                 node.payer.enter(node)
             node = parent
         node.lock_ref -= 1
-        self.protected_pages -= pages
+        self.protected_pages -= protected // INDEX_BYTES
 
-    def drop(self, node: TreeNode) -> PageIndices:
-        """Take an unlocked leaf that is on the device alone out of the tree; returns its pages, for the caller to free. O(1)."""
+    def drop(self, node: TreeNode) -> bytes:
+        """Take an unlocked leaf that is on the device alone out of the tree; returns its pages, packed, for the caller to
+        free. O(1)."""
         assert node.children is NO_CHILDREN
-        assert node.host_value is NO_PAGES
+        assert not node.host_pages
         self.node_count -= 1
-        pages = self.demote(node)
+        packed = self.demote(node)
         node.unlink()
-        return pages
+        return packed
 
-    def demote(self, node: TreeNode) -> PageIndices:
-        """Take an unlocked node's device pages away, its host copy staying; returns them, for the caller to free. O(1)."""
+    def demote(self, node: TreeNode) -> bytes:
+        """Take an unlocked node's device pages away, its host copy staying; returns them, packed, for the caller to free.
+        O(1)."""
         assert not node.lock_ref
-        pages = node.value
+        packed = node.pages
         node.payer.leave(node)
-        node.value = NO_PAGES
-        self._count_out(node.payer, len(pages))
-        return pages
+        node.pages = b""
+        self._count_out(node.payer, len(packed) // INDEX_BYTES)
+        return packed
 
-    def trim(self, node: TreeNode, pages: int, key_bytes: int, blocks: int) -> PageIndices:
+    def trim(self, node: TreeNode, pages: int, key_bytes: int, blocks: int) -> bytes:
         """Cut an unlocked leaf that is on the device alone to ``key_bytes`` and ``blocks`` fingerprints, which is ``pages``
-        pages less; returns those, for the caller to free. O(length of the edge)."""
+        pages less; returns those, packed, for the caller to free. O(length of the edge)."""
         assert node.children is NO_CHILDREN
         assert not node.lock_ref
-        kept = len(node.value) - pages
-        tail = node.value[kept:]
+        kept = len(node.pages) - pages * INDEX_BYTES
+        tail = node.pages[kept:]
         node.key = node.key[:key_bytes]
-        node.value = node.value[:kept].copy()
+        node.pages = node.pages[:kept]
         node.hash_value = node.hash_value[:blocks]
         node.payer.shrink(pages)
         self._count_out(node.payer, pages)
@@ -265,14 +267,14 @@ class PageAccounts:
         """Start again from an empty tree. Unlocked pages are free at once; locked nodes stay readable, outside the tree,
         until their receipts are released. O(nodes)."""
         nodes = [node for _, node in nodes_below(self.root)]
-        freed: list[PageIndices] = []
+        freed: list[bytes] = []
         for node in nodes:
             node.payer = self.gone
             if node.lock_ref:
                 self.detached.update(dict.fromkeys(node.value.tolist(), node))
-            elif node.value is not NO_PAGES:
-                freed.append(node.value)
-                node.value = NO_PAGES
+            else:
+                freed.append(node.pages)
+                node.pages = b""
         if self.host is not None:
             self.host.detach_all(nodes)
         for node in nodes:
@@ -282,8 +284,7 @@ class PageAccounts:
         self.root = self._make_root()
         self.cached_pages = self.protected_pages
         self.node_count = 0
-        if freed:
-            self.allocator.free(np.concatenate(freed))
+        self.allocator.free(unpack_pages(b"".join(freed)))
 
     def detached_end(self, pages: PageIndices) -> TreeNode | None:
         """The deepest node cut off by a flush that owns a leading run of ``pages``; None when their first page is not such
@@ -300,7 +301,7 @@ class PageAccounts:
 
     def _free_detached(self, node: TreeNode) -> None:
         """The last lock of a cut-off node has gone."""
-        pages, node.value = node.value, NO_PAGES
+        pages, node.pages = node.value, b""
         for page in pages.tolist():
             del self.detached[page]
         self.cached_pages -= len(pages)
@@ -310,15 +311,15 @@ class PageAccounts:
 
     def _make_root(self) -> TreeNode:
         """A node that stands for the empty prefix: it holds no page and is never evicted."""
-        return TreeNode(None, b"", b"", NO_PAGES, 0.0, self.gone)
+        return TreeNode(None, b"", b"", b"", 0.0, self.gone)
 
 
 def _device_pages(node: TreeNode) -> int:
-    return len(node.value)
+    return len(node.pages) // INDEX_BYTES
 
 
 def _is_idle(node: TreeNode) -> bool:
-    return node.value is not NO_PAGES and not node.lock_ref
+    return bool(node.pages) and not node.lock_ref
 
 
 def _used_at(node: TreeNode) -> int:

@@ -40,7 +40,7 @@ class MatchResult(NamedTuple):
     """The longest cached prefix of a key."""
 
     device_indices: PageIndices
-    """Pages that hold the matched tokens' KV, in order, in a new array. Whole pages only."""
+    """Pages that hold the matched tokens' KV, in order; read-only, and right whatever becomes of the cache. Whole pages only."""
 
     matched_tokens: int
     """``len(device_indices) * page_size``."""
@@ -65,7 +65,7 @@ class InsertResult(NamedTuple):
     """Tokens of the key that are cached now: the key cut to whole pages (or blocks). 0 when nothing is kept."""
 
     device_indices: PageIndices
-    """The pages that hold the first ``inserted_tokens`` tokens now. The caller puts them in its page table before anything
+    """The pages that hold the first ``inserted_tokens`` tokens now; read-only. The caller puts them in its page table before anything
     else is allocated: where its own page was a duplicate, that page is free already."""
 
     last_device_node: TreeNode

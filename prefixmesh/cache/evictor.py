@@ -6,13 +6,10 @@ split, because a node is on a tier wholly or not at all. Such a split puts the p
 whole stood, and counts as a use of it on the other tier, whose line has no place between two nodes.
 """
 
-import numpy as np
-
 from prefixmesh.cache.accounting import PageAccounts
-from prefixmesh.cache.base import PageIndices
 from prefixmesh.cache.events import EventSink
 from prefixmesh.cache.host_tier import HostTier
-from prefixmesh.cache.node import NO_PAGES, TreeNode
+from prefixmesh.cache.node import INDEX_BYTES, TreeNode, unpack_pages
 from prefixmesh.cache.seen_blocks import SeenBlocks
 from prefixmesh.cache.tier import Tier
 from prefixmesh.ids import Fingerprint
@@ -37,55 +34,53 @@ class Evictor:
         accounts = self._accounts
         lines = accounts.lines
         accounts.serial = serial = accounts.serial + 1
-        given_up: list[PageIndices] = []
+        given_up: list[bytes] = []
         freed = 0
         while freed < pages and (victim := lines.next_victim(owner, pages - freed, serial)) is not None:
             node, allowed = victim
-            if len(node.value) > allowed:
+            if len(node.pages) > allowed * INDEX_BYTES:
                 part = self._cut_device(node, allowed)
-            elif node.host_value is NO_PAGES:
+            elif not node.host_pages:
                 part = accounts.drop(node)
                 self._gone(node.start, node.hash_value)
             else:
                 part = accounts.demote(node)
                 self._left(Tier.DEVICE, node.hash_value)
-            freed += len(part)
+            freed += len(part) // INDEX_BYTES
             given_up.append(part)
         if lines.aside:
             lines.settle()
-        if given_up:
-            accounts.allocator.free(given_up[0] if len(given_up) == 1 else np.concatenate(given_up))
+        accounts.allocator.free(unpack_pages(b"".join(given_up)))
         return freed
 
     def evict_host(self, host: HostTier, pages: int, owner: str) -> int:
         """Free host pages; see ``RadixCache.evict_host``."""
         accounts = self._accounts
         accounts.serial = serial = accounts.serial + 1
-        given_up: list[PageIndices] = []
+        given_up: list[bytes] = []
         freed = 0
         while freed < pages and (victim := host.lines.next_victim(owner, pages - freed, serial)) is not None:
             node, allowed = victim
-            if len(node.host_value) > allowed:
+            if len(node.host_pages) > allowed * INDEX_BYTES:
                 part = self._cut_host(host, node, allowed)
             else:
                 part = host.strip(node)
                 self._left(Tier.HOST, node.hash_value)
-                if node.value is NO_PAGES:
+                if not node.pages:
                     accounts.forget(node)
                     self._seen.left(node.start, node.hash_value)
-            freed += len(part)
+            freed += len(part) // INDEX_BYTES
             given_up.append(part)
         if host.lines.aside:
             host.lines.settle()
-        if given_up:
-            host.allocator.free(np.concatenate(given_up))
+        host.allocator.free(unpack_pages(b"".join(given_up)))
         return freed
 
-    def _cut_device(self, node: TreeNode, pages: int) -> PageIndices:
+    def _cut_device(self, node: TreeNode, pages: int) -> bytes:
         """The last ``pages`` device pages of an unlocked leaf."""
         accounts = self._accounts
-        kept = len(node.value) - pages
-        if node.host_value is NO_PAGES:
+        kept = len(node.pages) // INDEX_BYTES - pages
+        if not node.host_pages:
             blocks = self._blocks_in(node, kept)
             start, gone = node.start, node.hash_value[blocks:]
             part = accounts.trim(node, pages, kept * self._page_bytes, blocks)
@@ -100,10 +95,10 @@ class Evictor:
             accounts.host.touch_path(upper, accounts.serial)
         return part
 
-    def _cut_host(self, host: HostTier, node: TreeNode, pages: int) -> PageIndices:
+    def _cut_host(self, host: HostTier, node: TreeNode, pages: int) -> bytes:
         """The last ``pages`` host pages of an unlocked leaf of the host's."""
-        kept = len(node.host_value) - pages
-        if node.value is NO_PAGES:
+        kept = len(node.host_pages) // INDEX_BYTES - pages
+        if not node.pages:
             blocks = self._blocks_in(node, kept)
             gone = node.hash_value[blocks:]
             part = host.trim(node, pages)

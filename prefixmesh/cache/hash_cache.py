@@ -16,7 +16,7 @@ from prefixmesh.cache.base import InsertResult, MatchResult, PageIndices, RadixK
 from prefixmesh.cache.drawing import draw
 from prefixmesh.cache.fingerprint import block_fingerprints
 from prefixmesh.cache.invariants import broken_rule, check_accounts, owned_pages, summary
-from prefixmesh.cache.node import NO_PAGES, TreeNode, end_of, nodes_below
+from prefixmesh.cache.node import NO_PAGES, TreeNode, end_of, nodes_below, pack_pages, unpack_pages
 from prefixmesh.cache.owners import NOBODY
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.receipts import LockReceipt
@@ -135,7 +135,7 @@ class HashCache:
         """
         accounts = self._accounts
         accounts.serial += 1
-        given_up: list[PageIndices] = []
+        given_up: list[bytes] = []
         freed = 0
         while freed < pages:
             victim = accounts.lines.next_victim(owner, pages - freed, accounts.serial)
@@ -144,8 +144,7 @@ class HashCache:
             del self._blocks[victim.node.edge]
             given_up.append(accounts.drop(victim.node))
             freed += self._block_pages
-        if given_up:
-            accounts.allocator.free(np.concatenate(given_up))
+        accounts.allocator.free(unpack_pages(b"".join(given_up)))
         return freed
 
     def flush(self) -> None:
@@ -196,9 +195,9 @@ class HashCache:
     ) -> TreeNode:
         """A new block behind ``parent``, holding the caller's pages of block ``index`` of ``key``."""
         first = index * self._block_pages
-        value = np.array(pages[first : first + self._block_pages], dtype=np.int32)
+        packed = pack_pages(pages[first : first + self._block_pages])
         payer = self._accounts.lines.payer(NOBODY)
-        node = TreeNode(parent, name, _block_tokens(key, index), value, now, payer, end_of(parent))
+        node = TreeNode(parent, name, _block_tokens(key, index), packed, now, payer, end_of(parent))
         self._accounts.adopt(node)
         self._blocks[name] = node
         return node

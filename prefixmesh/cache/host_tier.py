@@ -7,9 +7,8 @@ nodes that have one, not by every operation.
 
 from collections.abc import Mapping, Sequence
 
-from prefixmesh.cache.base import PageIndices
 from prefixmesh.cache.eviction import EvictionPolicy
-from prefixmesh.cache.node import NO_PAGES, TreeNode
+from prefixmesh.cache.node import INDEX_BYTES, TreeNode, unpack_pages
 from prefixmesh.cache.owners import NOBODY, OwnerLines, Payer, Quota
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.receipts import LockReceipt
@@ -37,32 +36,34 @@ class HostTier:
         """Host pages that ``NOBODY`` in particular could have. O(floors)."""
         return self.evictable_for(NOBODY)
 
-    def attach(self, node: TreeNode, pages: PageIndices, serial: int) -> None:
-        """``node``'s copy is complete in ``pages``. Its children on the host must have entered before. O(1)."""
-        node.host_value = pages
+    def attach(self, node: TreeNode, packed: bytes, serial: int) -> None:
+        """``node``'s copy is complete in the ``packed`` pages. Its children on the host must have entered before. O(1)."""
+        node.host_pages = packed
         node.host_serial = serial
         payer = self._payer(node)
-        self.cached_pages += len(pages)
-        payer.pages += len(pages)
+        pages = len(packed) // INDEX_BYTES
+        self.cached_pages += pages
+        payer.pages += pages
         payer.enter(node)
         self.lines.changed(payer)
 
-    def strip(self, node: TreeNode) -> PageIndices:
-        """Take an unlocked node's copy away; returns its pages, for the caller to free. O(1)."""
+    def strip(self, node: TreeNode) -> bytes:
+        """Take an unlocked node's copy away; returns its pages, packed, for the caller to free. O(1)."""
         assert not node.host_ref_counter
-        pages = node.host_value
+        packed = node.host_pages
         payer = self._payer(node)
         payer.leave(node)
-        node.host_value = NO_PAGES
-        self._count_out(payer, len(pages))
-        return pages
+        node.host_pages = b""
+        self._count_out(payer, len(packed) // INDEX_BYTES)
+        return packed
 
-    def trim(self, node: TreeNode, pages: int) -> PageIndices:
-        """Cut ``pages`` pages off the copy of an unlocked leaf, whose edge the caller cuts alike; returns them. O(edge)."""
+    def trim(self, node: TreeNode, pages: int) -> bytes:
+        """Cut ``pages`` pages off the copy of an unlocked leaf, whose edge the caller cuts alike; returns them,
+        packed. O(edge)."""
         assert not node.host_ref_counter
-        kept = len(node.host_value) - pages
-        tail = node.host_value[kept:]
-        node.host_value = node.host_value[:kept].copy()
+        kept = len(node.host_pages) - pages * INDEX_BYTES
+        tail = node.host_pages[kept:]
+        node.host_pages = node.host_pages[:kept]
         payer = self._payer(node)
         payer.shrink(pages)
         self._count_out(payer, pages)
@@ -72,8 +73,8 @@ class HostTier:
         """Divide a copy after ``pages`` pages between a node and its new upper half. O(edge)."""
         upper.host_ref_counter = node.host_ref_counter
         upper.host_serial = node.host_serial
-        upper.host_value = node.host_value[:pages].copy()
-        node.host_value = node.host_value[pages:].copy()
+        upper.host_pages = node.host_pages[: pages * INDEX_BYTES]
+        node.host_pages = node.host_pages[pages * INDEX_BYTES :]
         if not node.host_ref_counter:
             payer = self._payer(node)
             payer.shrink(pages)
@@ -81,7 +82,7 @@ class HostTier:
 
     def touch(self, node: TreeNode, serial: int) -> None:
         """Note a use of one node; the path is touched deepest first. O(1)."""
-        if node.host_value is not NO_PAGES and not node.host_ref_counter:
+        if node.host_pages and not node.host_ref_counter:
             node.host_serial = serial
             self._payer(node).refresh(node)
 
@@ -104,7 +105,7 @@ class HostTier:
         node.host_receipts += 1
         while (parent := node.parent) is not None:
             if not node.host_ref_counter:
-                self.protected_pages += len(node.host_value)
+                self.protected_pages += _host_pages(node)
                 self._payer(node).leave(node)
             node.host_ref_counter += 1
             node = parent
@@ -125,7 +126,7 @@ class HostTier:
         while (parent := node.parent) is not None:
             node.host_ref_counter -= 1
             if not node.host_ref_counter:
-                self.protected_pages -= len(node.host_value)
+                self.protected_pages -= _host_pages(node)
                 if node.payer is gone:
                     self._free_detached(node)
                 else:
@@ -137,14 +138,14 @@ class HostTier:
     def detach_all(self, nodes: Sequence[TreeNode]) -> None:
         """Of the tree's ``nodes``, free the copies that nobody reads; the others are freed by their last release. O(nodes)."""
         for node in nodes:
-            if node.host_value is not NO_PAGES and not node.host_ref_counter:
+            if node.host_pages and not node.host_ref_counter:
                 self._free_detached(node)
         self.lines.clear()
 
     def _free_detached(self, node: TreeNode) -> None:
-        pages, node.host_value = node.host_value, NO_PAGES
-        self.cached_pages -= len(pages)
-        self.allocator.free(pages)
+        packed, node.host_pages = node.host_pages, b""
+        self.cached_pages -= len(packed) // INDEX_BYTES
+        self.allocator.free(unpack_pages(packed))
         if not node.lock_ref:
             node.unlink()
 
@@ -158,11 +159,11 @@ class HostTier:
 
 
 def _host_pages(node: TreeNode) -> int:
-    return len(node.host_value)
+    return len(node.host_pages) // INDEX_BYTES
 
 
 def _is_idle(node: TreeNode) -> bool:
-    return node.host_value is not NO_PAGES and not node.host_ref_counter
+    return bool(node.host_pages) and not node.host_ref_counter
 
 
 def _used_at(node: TreeNode) -> int:

@@ -139,7 +139,7 @@ def _structure(state: _State, page_bytes: int) -> None:
         _require(node.parent is not None and node.start == end_of(node.parent), f"{node} begins elsewhere")
         for tier in Tier:
             value = _value(node, tier)
-            fits = value is NO_PAGES or (len(value) > 0 and len(node.key) == len(value) * page_bytes)
+            fits = not len(value) or len(node.key) == len(value) * page_bytes
             _require(fits, f"{node}: {len(node.key)} bytes of key")
     for parent in (root, *state.nodes):
         for edge, child in parent.children.items():
@@ -150,11 +150,8 @@ def _structure(state: _State, page_bytes: int) -> None:
 
 def _arrays(nodes: list[TreeNode]) -> None:
     for node in nodes:
-        for value in (node.value, node.host_value):
-            _require(
-                value.dtype == np.int32 and value.ndim == 1, f"{node}: value is {value.dtype}{value.shape}"
-            )
-            _require(value.base is None, f"{node}: value keeps a larger array alive")
+        for packed in (node.key, node.pages, node.host_pages, node.edge):
+            _require(type(packed) is bytes, f"{node}: {type(packed)} may keep a larger array alive")
 
 
 def _tiers(state: _State) -> None:

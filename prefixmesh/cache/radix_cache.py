@@ -24,14 +24,22 @@ from prefixmesh.cache.evictor import Evictor
 from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE, block_fingerprints
 from prefixmesh.cache.host_tier import HostTier
 from prefixmesh.cache.invariants import check_radix, owned_pages, summary
-from prefixmesh.cache.node import NO_PAGES, TreeNode, nodes_below, previous_fingerprint
+from prefixmesh.cache.node import (
+    INDEX_BYTES,
+    NO_PAGES,
+    TreeNode,
+    nodes_below,
+    pack_pages,
+    previous_fingerprint,
+    unpack_pages,
+)
 from prefixmesh.cache.owners import NOBODY, Quota
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.pins import Held, PinBudget, PinTable
 from prefixmesh.cache.seen_blocks import SeenBlocks
 from prefixmesh.cache.tier import Tier
 from prefixmesh.cache.transfers import Transfers
-from prefixmesh.cache.walk import Walk, edge_name, join, segment_end, step, walk_device
+from prefixmesh.cache.walk import Walk, edge_name, segment_end, step, walk_device
 from prefixmesh.errors import ConfigError, InternalError
 from prefixmesh.ids import Fingerprint
 from prefixmesh.tokens import TOKEN_BYTES
@@ -177,7 +185,7 @@ class RadixCache:
         if now >= self.pins.next_expiry:
             self.pins.expire(now)
         walk = walk_device(self._accounts.root, key, self._page_bytes)
-        indices = join(walk.values)
+        indices = unpack_pages(b"".join(walk.pages))
         last = node = self._end(walk)
         host_bytes = 0
         if self._host is not None and self._host.cached_pages and walk.inside is None:
@@ -217,23 +225,20 @@ class RadixCache:
         # owner:  the tree's own, or a duplicate     the caller's, now the tree's     the caller's still
         position = walk.key_bytes
         cached = position // page_bytes
-        if cached < wanted:
-            fresh = pages[cached:wanted].copy()
-            indices = join([*walk.values, fresh])
-        else:
-            fresh = NO_PAGES
-            indices = join(walk.values)
+        packed = pack_pages(pages if len(pages) == wanted else pages[:wanted])
         if cached:
-            self._free_duplicates(pages[:cached], indices[:cached])
-        first = node = self._end(walk)
+            packed = self._share(packed, walk.pages)
+        first = node = walk.node if walk.inside is None else self._part_of(walk.inside, walk.inside_bytes)
         if cached < wanted:
-            node = self._grow(node, key, position, fresh, now, priority, owner)
-        elif priority > node.priority:
-            accounts.raise_priority(node, priority)
-        accounts.touch(node, now, 0)
-        if self.pins.waiting and cached < wanted:
-            self.pins.grown(first, edge_name(key, position, page_bytes))
-        return InsertResult(position // TOKEN_BYTES, wanted * self._page_size, indices, node)
+            node = self._grow(node, key, position, packed[cached * INDEX_BYTES :], now, priority, owner)
+            accounts.touch(node, now, 0)
+            if self.pins.waiting:
+                self.pins.grown(first, edge_name(key, position, page_bytes))
+        else:
+            if priority > node.priority:
+                accounts.raise_priority(node, priority)
+            accounts.touch(node, now, 0)
+        return InsertResult(position // TOKEN_BYTES, wanted * self._page_size, unpack_pages(packed), node)
 
     def hold(self, key: RadixKey) -> Held:
         """For ``pins``: lock the longest prefix of ``key`` that is on the device, making its end a node. Counts as a use for
@@ -307,53 +312,48 @@ class RadixCache:
         node: TreeNode,
         key: RadixKey,
         position: int,
-        fresh: PageIndices,
+        fresh: bytes,
         now: float,
         priority: int,
         owner: str,
     ) -> TreeNode:
         """Put ``fresh`` pages below ``node``, which ends at byte ``position`` of ``key``; returns the new end."""
         accounts, page_bytes = self._accounts, self._page_bytes
-        taken = step(node, key, position, page_bytes) if self._host is not None else None
+        on_host = self._host is not None and self._host.cached_pages
+        taken = step(node, key, position, page_bytes) if on_host else None
         offset = 0
         while taken is not None:  # on the host alone until now
             node = self._part_of(taken.child, taken.shared_bytes)
-            pages = taken.shared_bytes // page_bytes
-            accounts.attach(node, fresh[offset : offset + pages].copy())
+            end = offset + taken.shared_bytes // page_bytes * INDEX_BYTES
+            accounts.attach(node, fresh[offset:end])
             self._announce(node)
-            offset += pages
+            offset = end
             position += taken.shared_bytes
             taken = step(node, key, position, page_bytes)
         if priority > node.priority:
             accounts.raise_priority(node, priority)
         while offset < len(fresh):
-            end = segment_end(key, position)
-            pages = (end - position) // page_bytes
-            value = fresh if pages == len(fresh) else fresh[offset : offset + pages].copy()
-            public = position < key.boundary_tokens * TOKEN_BYTES
-            leaf = TreeNode(
-                node,
-                edge_name(key, position, page_bytes),
-                key.tokens[position : position + pages * page_bytes],
-                value,
-                now,
-                accounts.lines.payer(NOBODY if public else owner),
-                position // TOKEN_BYTES,
-            )
+            pages = (segment_end(key, position) - position) // page_bytes
+            held = fresh[offset : offset + pages * INDEX_BYTES]
+            payer = accounts.lines.payer(NOBODY if position < key.boundary_tokens * TOKEN_BYTES else owner)
+            name = edge_name(key, position, page_bytes)
+            end = position + pages * page_bytes
+            leaf = TreeNode(node, name, key.tokens[position:end], held, now, payer, position // TOKEN_BYTES)
             leaf.priority = priority
             accounts.adopt(leaf)
-            self._name_blocks(leaf, key)
+            self._name_blocks(leaf, key, end // TOKEN_BYTES)
             node = leaf
-            offset += pages
-            position += pages * page_bytes
+            offset += len(held)
+            position = end
         return node
 
-    def _name_blocks(self, leaf: TreeNode, key: RadixKey) -> None:
-        """Give a new leaf the fingerprints of the blocks that end in it, and tell of them. O(length)."""
+    def _name_blocks(self, leaf: TreeNode, key: RadixKey, end: int) -> None:
+        """Give a new leaf, which ends at token ``end`` of ``key``, the fingerprints of the blocks that end in it, and tell of
+        them. O(length)."""
         size = self._block_size
         start = leaf.start
         first = start // size
-        last = (start + len(leaf.key) // TOKEN_BYTES) // size
+        last = end // size
         if first == last:
             return
         boundary = key.boundary_tokens
@@ -393,10 +393,14 @@ class RadixCache:
             end // size - node.start // size,
         )
 
-    def _free_duplicates(self, pages: PageIndices, indices: PageIndices) -> None:
-        """Give back those of the caller's ``pages`` that the tree has in other pages (``indices``) already."""
-        if pages.tobytes() != indices.tobytes():
-            self._accounts.allocator.free(pages[pages != indices])
+    def _share(self, given: bytes, shared_runs: list[bytes]) -> bytes:
+        """The caller's packed pages with the tree's in place of the first ones, which are given back where they are others."""
+        shared = b"".join(shared_runs)
+        if given.startswith(shared):
+            return given
+        ours, theirs = unpack_pages(shared), unpack_pages(given[: len(shared)])
+        self._accounts.allocator.free(theirs[theirs != ours])
+        return shared + given[len(shared) :]
 
     def _check_boundary(self, key: RadixKey) -> None:
         at = key.boundary_tokens

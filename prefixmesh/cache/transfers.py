@@ -16,13 +16,19 @@ destination           host pages, owned by the copy         device pages, owned 
 
 from collections.abc import Callable
 
-import numpy as np
-
 from prefixmesh.cache.accounting import PageAccounts
 from prefixmesh.cache.base import MatchResult, PageIndices
 from prefixmesh.cache.events import EventSink
 from prefixmesh.cache.host_tier import HostTier
-from prefixmesh.cache.node import NO_PAGES, TreeNode, end_of, nodes_from, previous_fingerprint
+from prefixmesh.cache.node import (
+    INDEX_BYTES,
+    TreeNode,
+    end_of,
+    nodes_from,
+    pack_pages,
+    previous_fingerprint,
+    unpack_pages,
+)
 from prefixmesh.cache.receipts import LockReceipt
 from prefixmesh.cache.tier import Tier
 from prefixmesh.errors import DoubleReleaseError
@@ -107,17 +113,18 @@ class Transfers:
     def begin_offload(self, node: TreeNode) -> Offload | None:
         """Copy to the host what of the path to ``node`` is not there yet; None when there is nothing to copy, when a copy of
         it is in flight, or when no host page can be had. O(depth + pages)."""
-        if node.value is NO_PAGES or node in self._offloading or node.payer is self._accounts.gone:
+        if not node.pages or node in self._offloading or node.payer is self._accounts.gone:
             return None
-        top, values = node, []
-        while top.parent is not None and top.host_value is NO_PAGES:
-            values.append(top.value)
+        top = node
+        missing: list[bytes] = []
+        while top.parent is not None and not top.host_pages:
+            missing.append(top.pages)
             top = top.parent
-        if not values:
+        if not missing:
             return None
         device_lock = self._accounts.lock(node)
         host_lock = self._host.lock(top)
-        device_pages = np.concatenate(values[::-1])
+        device_pages = unpack_pages(b"".join(reversed(missing)))
         host_pages = self._make_room(Tier.HOST, len(device_pages), node.payer.name)
         if host_pages is None:
             self._unlock(device_lock, host_lock)
@@ -133,14 +140,14 @@ class Transfers:
         node = self._end(copy)
         self._offloading.pop(node, None)
         stored: list[TreeNode] = []
-        spare: list[PageIndices] = []
-        end = len(copy.host_pages)
+        spare: list[bytes] = []
+        packed = pack_pages(copy.host_pages)
+        end = len(packed)
         self._accounts.serial += 1
         for at in nodes_from(node, copy.start):  # deepest first, as they stand in line
-            begin = end - len(at.value)
-            part = copy.host_pages[begin:end].copy()
-            end = begin
-            if at.payer is self._accounts.gone or at.host_value is not NO_PAGES:
+            part = packed[end - len(at.pages) : end]
+            end -= len(part)
+            if at.payer is self._accounts.gone or at.host_pages:
                 spare.append(part)
             else:
                 self._host.attach(at, part, self._accounts.serial)
@@ -164,7 +171,7 @@ class Transfers:
         device_lock = self._accounts.lock(top)
         host_lock = self._host.lock(node)
         path = nodes_from(node, end_of(top))
-        host_pages = np.concatenate([at.host_value for at in reversed(path)])
+        host_pages = unpack_pages(b"".join([at.host_pages for at in reversed(path)]))
         device_pages = self._make_room(Tier.DEVICE, len(host_pages), owner)
         if device_pages is None:
             self._unlock(device_lock, host_lock)
@@ -179,14 +186,14 @@ class Transfers:
         Match again to use them. O(depth + pages)."""
         node = self._end(copy)
         stored: list[TreeNode] = []
-        spare: list[PageIndices] = []
-        end = len(copy.device_pages)
+        spare: list[bytes] = []
+        packed = pack_pages(copy.device_pages)
+        end = len(packed)
         self._accounts.serial += 1
         for at in nodes_from(node, copy.start):
-            begin = end - len(at.host_value)
-            part = copy.device_pages[begin:end].copy()
-            end = begin
-            if at.payer is self._accounts.gone or at.value is not NO_PAGES:
+            part = packed[end - len(at.host_pages) : end]
+            end -= len(part)
+            if at.payer is self._accounts.gone or at.pages:
                 spare.append(part)
             else:
                 self._accounts.attach(at, part)
@@ -220,8 +227,7 @@ class Transfers:
             if node.hash_value:
                 self._events.stored(tier, previous_fingerprint(node, self._page_bytes), node.hash_value)
 
-    def _free_spare(self, free: Callable[[PageIndices], None], spare: list[PageIndices]) -> None:
-        if spare:
-            pages = np.concatenate(spare)
-            self.duplicate_pages += len(pages)
-            free(pages)
+    def _free_spare(self, free: Callable[[PageIndices], None], spare: list[bytes]) -> None:
+        packed = b"".join(spare)
+        self.duplicate_pages += len(packed) // INDEX_BYTES
+        free(unpack_pages(packed))

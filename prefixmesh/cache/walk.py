@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prefixmesh.cache.base import PageIndices, RadixKey
-from prefixmesh.cache.node import NO_PAGES, TreeNode
+from prefixmesh.cache.base import RadixKey
+from prefixmesh.cache.node import INDEX_BYTES, TreeNode
 from prefixmesh.tokens import TOKEN_BYTES
 
 
@@ -19,9 +19,9 @@ class Walk(NamedTuple):
     node: TreeNode
     """The last node whose whole edge the key contains."""
 
-    values: list[PageIndices]
-    """Page indices of all that matched, in order: of each node on the way, and of ``inside`` as far as it is shared. They
-    are the tree's own arrays or views of them: for joining, not for keeping."""
+    pages: list[bytes]
+    """Device pages of all that matched, packed, in order: of each node on the way, and of ``inside`` as far as it is
+    shared."""
 
     key_bytes: int
     """Bytes of the key that matched: whole pages."""
@@ -50,7 +50,7 @@ def walk_device(root: TreeNode, key: RadixKey, page_bytes: int) -> Walk:
     walk = _follow(root, key.namespace, key.tokens[:boundary], 0, page_bytes, [])
     if walk.key_bytes < boundary or walk.inside is not None:
         return walk
-    return _follow(walk.node, key.tail, key.tokens, boundary, page_bytes, walk.values)
+    return _follow(walk.node, key.tail, key.tokens, boundary, page_bytes, walk.pages)
 
 
 def _follow(
@@ -59,13 +59,13 @@ def _follow(
     tokens: bytes,
     position: int,
     page_bytes: int,
-    values: list[PageIndices],
+    pages: list[bytes],
 ) -> Walk:
     """Follow ``tokens`` from byte ``position`` on, where ``namespace`` begins at ``node``. The hot loop of the cache."""
     child = node.children.get(namespace + tokens[position : position + page_bytes])
     while child is not None:
-        value = child.value
-        if value is NO_PAGES:
+        held = child.pages
+        if not held:
             break
         edge = child.key
         if not tokens.startswith(edge, position):
@@ -73,13 +73,13 @@ def _follow(
             if not shared_pages:
                 break  # less than a page is left, and a longer name happened to be equal
             shared = shared_pages * page_bytes
-            values.append(value[:shared_pages])
-            return Walk(node, values, position + shared, child, shared)
+            pages.append(held[: shared_pages * INDEX_BYTES])
+            return Walk(node, pages, position + shared, child, shared)
         node = child
-        values.append(value)
+        pages.append(held)
         position += len(edge)
         child = child.children.get(tokens[position : position + page_bytes])
-    return Walk(node, values, position, None, 0)
+    return Walk(node, pages, position, None, 0)
 
 
 def edge_name(key: RadixKey, position: int, page_bytes: int) -> bytes:
@@ -106,13 +106,6 @@ def step(node: TreeNode, key: RadixKey, position: int, page_bytes: int) -> Step 
         return None
     shared = _shared_bytes(child.key, key.tokens[:end], position)
     return Step(child, shared // page_bytes * page_bytes)
-
-
-def join(values: list[PageIndices]) -> PageIndices:
-    """One new array of all indices, which the receiver may keep and write to."""
-    if len(values) == 1:
-        return values[0].copy()
-    return np.concatenate(values) if values else np.empty(0, dtype=np.int32)
 
 
 def _shared_bytes(edge: bytes, tokens: bytes, start: int) -> int:

@@ -2,10 +2,8 @@
 
 from typing import Any, Final
 
-import numpy as np
-
 from prefixmesh.cache.base import RadixKey
-from prefixmesh.cache.node import TreeNode, nodes_below
+from prefixmesh.cache.node import INDEX_BYTES, TreeNode, nodes_below
 from prefixmesh.cache.pins import Held, PinBudget, PinTable
 from prefixmesh.cache.receipts import LockReceipt
 from prefixmesh.tokens import TOKEN_BYTES, unpack
@@ -68,7 +66,7 @@ class TokenTree:
             if dropped == len(leaf.value):
                 leaf.unlink()
             else:
-                leaf.value = leaf.value[:-dropped].copy()
+                leaf.pages = leaf.pages[: -dropped * INDEX_BYTES]
                 leaf.key = leaf.key[: -dropped * self.page_bytes]
 
     def flush(self) -> None:
@@ -120,13 +118,12 @@ class TokenTree:
         upper.lock_ref, upper.pin_ref = node.lock_ref, node.pin_ref
         parent.add_child(upper)
         node.parent, node.edge = upper, node.key[at : at + self.page_bytes]
-        node.key, node.value = node.key[at:], node.value[pages:].copy()
+        node.key, node.pages = node.key[at:], node.pages[pages * INDEX_BYTES :]
         upper.add_child(node)
         return upper
 
     def _node(self, parent: TreeNode | None, edge: bytes, key: bytes) -> TreeNode:
-        value = np.zeros(len(key) // self.page_bytes, dtype=np.int32)
-        return TreeNode(parent, edge, key, value, 0.0, NOBODY_PAYS)
+        return TreeNode(parent, edge, key, bytes(len(key) // self.page_bytes * INDEX_BYTES), 0.0, NOBODY_PAYS)
 
 
 def path(node: TreeNode | None) -> list[TreeNode]:

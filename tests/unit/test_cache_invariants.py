@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 from prefixmesh.cache.hash_cache import HashCache
-from prefixmesh.cache.node import NO_PAGES, TreeNode, nodes_below
+from prefixmesh.cache.node import INDEX_BYTES, TreeNode, nodes_below
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.radix_cache import RadixCache
 from prefixmesh.errors import InvariantError
@@ -41,26 +40,26 @@ def misname_an_edge(cache: RadixCache) -> None:
 
 def lose_a_page(cache: RadixCache) -> None:
     node = parts(cache)[2]
-    node.value = node.value[:1].copy()
+    node.pages = node.pages[:INDEX_BYTES]
 
 
 def empty_a_node(cache: RadixCache) -> None:
     node = parts(cache)[2]
-    node.key, node.value = b"", NO_PAGES
+    node.key, node.pages = b"", b""
 
 
 def keep_a_larger_array_alive(cache: RadixCache) -> None:
     node = parts(cache)[2]
-    node.value = np.arange(100, dtype=np.int32)[node.value[0] : node.value[0] + 2]
+    node.pages = memoryview(bytes(400))[: 2 * INDEX_BYTES]  # type: ignore[assignment]
 
 
 def own_a_page_twice(cache: RadixCache) -> None:
     _, locked, unlocked = parts(cache)
-    unlocked.value[:] = locked.value
+    unlocked.pages = locked.pages
 
 
 def own_a_free_page(cache: RadixCache) -> None:
-    cache._accounts.allocator.free(parts(cache)[2].value.copy())
+    cache._accounts.allocator.free(parts(cache)[2].value)
 
 
 def drop_a_lock(cache: RadixCache) -> None:
@@ -148,7 +147,7 @@ def test_a_hash_table_that_lost_a_block_or_holds_a_short_one_is_found() -> None:
     cache = HashCache(allocator, 8)
     insert_prompt(cache, allocator, range(32))
     (first, block) = cache._blocks.values()
-    block.key, block.value = block.key[:32], block.value[:1].copy()
+    block.key, block.pages = block.key[:32], block.pages[:INDEX_BYTES]
     cache._accounts.cached_pages -= 1
     block.payer.pages -= 1
     with pytest.raises(InvariantError, match="HashCache: blocks: "):
