@@ -6,9 +6,9 @@ look-up and one memory comparison per node, however long its edge. Where a names
 which a public prefix ends) the namespace stands before the first page's bytes: equal tokens of two namespaces never share a
 node.
 
-This file decides where tokens belong, and tells the event sink and the seen blocks what came. The books are ``accounting``'s
-and ``host_tier``'s, the order ``owners``' and ``eviction``'s; what goes is ``evictor``'s; ``pins`` and ``transfers`` are parts of
-their own.
+This file says what each operation does, in which order. The books are ``accounting``'s and ``host_tier``'s, the order ``owners``'
+and ``eviction``'s; what a key finds is ``walk``'s, what comes ``grower``'s, what goes ``evictor``'s; ``pins`` and ``transfers`` are
+parts of their own.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,8 @@ from prefixmesh.cache.drawing import draw
 from prefixmesh.cache.events import NO_EVENTS, EventSink
 from prefixmesh.cache.eviction import EvictionPolicy
 from prefixmesh.cache.evictor import Evictor
-from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE, block_fingerprints
+from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE
+from prefixmesh.cache.grower import Grower
 from prefixmesh.cache.host_tier import HostTier
 from prefixmesh.cache.invariants import check_radix, owned_pages, summary
 from prefixmesh.cache.node import (
@@ -30,7 +31,6 @@ from prefixmesh.cache.node import (
     TreeNode,
     nodes_below,
     pack_pages,
-    previous_fingerprint,
     unpack_pages,
 )
 from prefixmesh.cache.owners import NOBODY, Quota
@@ -39,7 +39,7 @@ from prefixmesh.cache.pins import Held, PinBudget, PinTable
 from prefixmesh.cache.seen_blocks import SeenBlocks
 from prefixmesh.cache.tier import Tier
 from prefixmesh.cache.transfers import Transfers
-from prefixmesh.cache.walk import Walk, edge_name, segment_end, step, walk_device
+from prefixmesh.cache.walk import edge_name, step, walk_device
 from prefixmesh.errors import ConfigError, InternalError
 from prefixmesh.ids import Fingerprint
 from prefixmesh.tokens import TOKEN_BYTES
@@ -101,6 +101,7 @@ class RadixCache:
         self._accounts = PageAccounts(allocator, options.policy, options.quotas, self._host)
         self.seen = SeenBlocks(options.block_size)
         """What was evicted, and who else has a prompt's first block: why a later request misses."""
+        self._grower = Grower(self._accounts, page_size, options.block_size, self._events, self.seen)
         self._evictor = Evictor(self._accounts, page_size, options.block_size, self._events, self.seen)
         self.lock = self._accounts.lock
         """``lock(node)``: protect ``node`` and its ancestors on the device until the receipt is released. O(depth). Raises
@@ -184,20 +185,21 @@ class RadixCache:
         """
         if now >= self.pins.next_expiry:
             self.pins.expire(now)
-        walk = walk_device(self._accounts.root, key, self._page_bytes)
-        indices = unpack_pages(b"".join(walk.pages))
-        last = node = self._end(walk)
+        node, runs, position, inside, shared = walk_device(self._accounts.root, key, self._page_bytes)
+        last = node = node if inside is None else self._grower.part_of(inside, shared)
         host_bytes = 0
-        if self._host is not None and self._host.cached_pages and walk.inside is None:
-            last, host_bytes = self._match_host(node, key, walk.key_bytes)
+        if self._host is not None and self._host.cached_pages and inside is None:
+            last, host_bytes = self._match_host(node, key, position)
         if priority > last.priority:
             self._accounts.raise_priority(last, priority)
         self._accounts.touch(last, now, 1)
-        return MatchResult(indices, walk.key_bytes // TOKEN_BYTES, node, last, host_bytes // TOKEN_BYTES)
+        indices = unpack_pages(b"".join(runs))
+        return MatchResult(indices, position // TOKEN_BYTES, node, last, host_bytes // TOKEN_BYTES)
 
     def peek(self, key: RadixKey) -> int:
         """Tokens that ``match_prefix`` would find on the device; neither splits nor touches. Same cost."""
-        return walk_device(self._accounts.root, key, self._page_bytes).key_bytes // TOKEN_BYTES
+        _, _, position, _, _ = walk_device(self._accounts.root, key, self._page_bytes)
+        return position // TOKEN_BYTES
 
     def insert(
         self, key: RadixKey, pages: PageIndices, now: float, *, priority: int = 0, owner: str = NOBODY
@@ -219,18 +221,18 @@ class RadixCache:
             return InsertResult(0, 0, NO_PAGES, cut_off)
         if now >= self.pins.next_expiry:
             self.pins.expire(now)
-        walk = walk_device(accounts.root, key, page_bytes)
+        node, runs, position, inside, shared = walk_device(accounts.root, key, page_bytes)
         # key:    | cached: on the device already    | new: host nodes, then leaves | short of a page: not kept
         # pages:  0 ..................... cached-1   cached ............... wanted-1   wanted ...
         # owner:  the tree's own, or a duplicate     the caller's, now the tree's     the caller's still
-        position = walk.key_bytes
         cached = position // page_bytes
         packed = pack_pages(pages if len(pages) == wanted else pages[:wanted])
         if cached:
-            packed = self._share(packed, walk.pages)
-        first = node = walk.node if walk.inside is None else self._part_of(walk.inside, walk.inside_bytes)
+            packed = self._share(packed, runs)
+        first = node = node if inside is None else self._grower.part_of(inside, shared)
         if cached < wanted:
-            node = self._grow(node, key, position, packed[cached * INDEX_BYTES :], now, priority, owner)
+            fresh = packed[cached * INDEX_BYTES :]
+            node = self._grower.grow(node, key, position, fresh, now, priority, owner)
             accounts.touch(node, now, 0)
             if self.pins.waiting:
                 self.pins.grown(first, edge_name(key, position, page_bytes))
@@ -243,12 +245,13 @@ class RadixCache:
     def hold(self, key: RadixKey) -> Held:
         """For ``pins``: lock the longest prefix of ``key`` that is on the device, making its end a node. Counts as a use for
         the order of eviction alone. As ``match_prefix`` and ``lock``."""
-        walk = walk_device(self._accounts.root, key, self._page_bytes)
-        node = self._end(walk)
+        node, _, position, inside, shared = walk_device(self._accounts.root, key, self._page_bytes)
+        if inside is not None:
+            node = self._grower.part_of(inside, shared)
         self._accounts.reorder(node)
-        wholly = walk.key_bytes == len(key.tokens)
-        next_edge = None if wholly else edge_name(key, walk.key_bytes, self._page_bytes)
-        return Held(node, self.lock(node), walk.key_bytes // TOKEN_BYTES, next_edge)
+        wholly = position == len(key.tokens)
+        next_edge = None if wholly else edge_name(key, position, self._page_bytes)
+        return Held(node, self.lock(node), position // TOKEN_BYTES, next_edge)
 
     def evict(self, pages: int, owner: str = NOBODY) -> int:
         """Free exactly ``pages`` device pages, or all that ``owner`` may have when that is less; returns how many.
@@ -301,97 +304,11 @@ class RadixCache:
         many bytes lie between."""
         start = position
         while (taken := step(node, key, position, self._page_bytes)) is not None:
-            node = self._part_of(taken.child, taken.shared_bytes)
+            node = self._grower.part_of(taken.child, taken.shared_bytes)
             position += taken.shared_bytes
             if node is not taken.child:
                 break
         return node, position - start
-
-    def _grow(
-        self,
-        node: TreeNode,
-        key: RadixKey,
-        position: int,
-        fresh: bytes,
-        now: float,
-        priority: int,
-        owner: str,
-    ) -> TreeNode:
-        """Put ``fresh`` pages below ``node``, which ends at byte ``position`` of ``key``; returns the new end."""
-        accounts, page_bytes = self._accounts, self._page_bytes
-        on_host = self._host is not None and self._host.cached_pages
-        taken = step(node, key, position, page_bytes) if on_host else None
-        offset = 0
-        while taken is not None:  # on the host alone until now
-            node = self._part_of(taken.child, taken.shared_bytes)
-            end = offset + taken.shared_bytes // page_bytes * INDEX_BYTES
-            accounts.attach(node, fresh[offset:end])
-            self._announce(node)
-            offset = end
-            position += taken.shared_bytes
-            taken = step(node, key, position, page_bytes)
-        if priority > node.priority:
-            accounts.raise_priority(node, priority)
-        while offset < len(fresh):
-            pages = (segment_end(key, position) - position) // page_bytes
-            held = fresh[offset : offset + pages * INDEX_BYTES]
-            payer = accounts.lines.payer(NOBODY if position < key.boundary_tokens * TOKEN_BYTES else owner)
-            name = edge_name(key, position, page_bytes)
-            end = position + pages * page_bytes
-            leaf = TreeNode(node, name, key.tokens[position:end], held, now, payer, position // TOKEN_BYTES)
-            leaf.priority = priority
-            accounts.adopt(leaf)
-            self._name_blocks(leaf, key, end // TOKEN_BYTES)
-            node = leaf
-            offset += len(held)
-            position = end
-        return node
-
-    def _name_blocks(self, leaf: TreeNode, key: RadixKey, end: int) -> None:
-        """Give a new leaf, which ends at token ``end`` of ``key``, the fingerprints of the blocks that end in it, and tell of
-        them. O(length)."""
-        size = self._block_size
-        start = leaf.start
-        first = start // size
-        last = end // size
-        if first == last:
-            return
-        boundary = key.boundary_tokens
-        previous = previous_fingerprint(leaf, self._page_bytes)
-        if previous is not None:
-            seed = previous.to_bytes(8, "little")
-        else:
-            seed = key.tail if boundary and start >= boundary else key.namespace
-        step_bytes = size * TOKEN_BYTES
-        tokens = key.tokens[first * step_bytes : last * step_bytes]
-        leaf.hash_value = tuple(block_fingerprints(seed, tokens, size))
-        self._events.stored(Tier.DEVICE, previous, leaf.hash_value)
-        if not first:
-            self.seen.first_stored(key.namespace, tokens[:step_bytes], leaf.hash_value[0])
-
-    def _announce(self, node: TreeNode) -> None:
-        """Tell of the blocks of a node that came to the device with others' work."""
-        if node.hash_value:
-            previous = previous_fingerprint(node, self._page_bytes)
-            self._events.stored(Tier.DEVICE, previous, node.hash_value)
-
-    def _end(self, walk: Walk) -> TreeNode:
-        """The node at which the walk ends, made by a split when that is inside an edge. The path must be touched next."""
-        return walk.node if walk.inside is None else self._part_of(walk.inside, walk.inside_bytes)
-
-    def _part_of(self, node: TreeNode, shared_bytes: int) -> TreeNode:
-        """The node that is exactly the first ``shared_bytes`` of this one's edge: itself, or a new upper half."""
-        if shared_bytes == len(node.key):
-            return node
-        size = self._block_size
-        end = node.start + shared_bytes // TOKEN_BYTES
-        return self._accounts.split(
-            node,
-            shared_bytes,
-            shared_bytes // self._page_bytes,
-            node.key[shared_bytes : shared_bytes + self._page_bytes],
-            end // size - node.start // size,
-        )
 
     def _share(self, given: bytes, shared_runs: list[bytes]) -> bytes:
         """The caller's packed pages with the tree's in place of the first ones, which are given back where they are others."""
