@@ -18,6 +18,10 @@ MAX_INBOX_SUBMITS: Final = 4096
 """Submits that wait for the engine to look, which it does after every step. The engine's own queue is bounded by
 ``max_queued_requests``; this bounds what arrives during one long step."""
 
+QUIET_S: Final = 0.2
+"""Without work and without a command for so long, the engine is idle rather than between two requests: a chat's next question
+takes seconds, a program's next call some milliseconds."""
+
 
 class Core(Protocol):
     """What the loop drives: ``EngineCore``."""
@@ -33,6 +37,18 @@ class Core(Protocol):
 
     def step(self, now: float) -> list[Event]:
         """Compute one step."""
+        ...
+
+
+class Housekeeper(Protocol):
+    """What tidies up while nobody waits: ``StepCollector``."""
+
+    def after_step(self) -> None:
+        """Called after every round: something short."""
+        ...
+
+    def when_idle(self) -> None:
+        """Called once in every idle time, after ``QUIET_S`` of it: what would hold up a step."""
         ...
 
 
@@ -61,11 +77,11 @@ class CommandInbox:
             self._changed.notify_all()
         return True
 
-    def take(self, *, wait: bool) -> list[Command]:
-        """Everything that has arrived, in order; with ``wait``, not before something has."""
+    def take(self, *, wait: bool, at_most_s: float | None = None) -> list[Command]:
+        """Everything that has arrived, in order; with ``wait``, not before something has, or ``at_most_s`` have passed."""
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: bool(self._commands))
+                self._changed.wait_for(lambda: bool(self._commands), at_most_s)
             commands = list(self._commands)
             self._commands.clear()
             self._submits = 0
@@ -84,12 +100,16 @@ def run_engine_loop(
     inbox: CommandInbox,
     send: Callable[[Sequence[Event]], None],
     clock: Callable[[], float],
+    housekeeper: Housekeeper | None = None,
 ) -> None:
-    """Serve until ``Shutdown``. ``send`` gets each round's events together and may block for as long as it dares."""
+    """Serve until ``Shutdown``. ``send`` gets each round's events together and may block for as long as it dares.
+
+    ``housekeeper`` is told of the moments between steps, when the last one's events are sent already.
+    """
     try:
         while True:
             events: list[Event] = []
-            for command in inbox.take(wait=not core.has_work):
+            for command in _next_commands(core, inbox, housekeeper):
                 if isinstance(command, Shutdown):
                     return
                 events += core.handle(command, clock())
@@ -97,5 +117,19 @@ def run_engine_loop(
                 events += core.step(clock())
             if events:
                 send(events)
+            if housekeeper is not None:
+                housekeeper.after_step()
     finally:
         inbox.close()
+
+
+def _next_commands(core: Core, inbox: CommandInbox, housekeeper: Housekeeper | None) -> list[Command]:
+    """What has arrived; without work, not before something has."""
+    if core.has_work:
+        return inbox.take(wait=False)
+    if housekeeper is not None:
+        commands = inbox.take(wait=True, at_most_s=QUIET_S)
+        if commands:
+            return commands
+        housekeeper.when_idle()
+    return inbox.take(wait=True)

@@ -6,7 +6,6 @@ a step; one that does not read at all for ``FRONT_STALL_S`` is taken for dead.
 """
 
 import ctypes
-import gc
 import logging
 import os
 import queue
@@ -20,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from prefixmesh.collector import StepCollector
 from prefixmesh.config import EngineConfig
 from prefixmesh.errors import ConfigError, FrameError, ModelFileError
 from prefixmesh.worker.engine_loop import CommandInbox, run_engine_loop
@@ -95,15 +95,13 @@ def _serve(settings: str, inbox: CommandInbox, outbox: "_Outbox") -> int:
         logger.exception("engine.start_failed")
         outbox.put(StartFailed(kind="internal", problem=f"{type(error).__name__}: {error}"))
         return EXIT_START_FAILED
-    # What lives as long as the process need not be walked by every collection.
-    gc.collect()
-    gc.freeze()
+    collector = StepCollector()
     outbox.put(Ready(info=core.info))
 
     def send(events: Sequence[Event]) -> None:
         outbox.put(StepEvents(events=list(events)))
 
-    run_engine_loop(core, inbox, send, time.monotonic)
+    run_engine_loop(core, inbox, send, time.monotonic, housekeeper=collector)
     return 0
 
 
