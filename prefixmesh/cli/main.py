@@ -40,6 +40,7 @@ COMMANDS: Final[Mapping[str, LazyCommand]] = {
     "generate": LazyCommand("prefixmesh.cli.generate:generate", "Answer one prompt."),
     "chat": LazyCommand("prefixmesh.cli.chat:chat", "Chat in the terminal."),
     "demo": LazyCommand("prefixmesh.cli.demo:demo", "Run a workload and see what the prefix caches save."),
+    "bench": LazyCommand("prefixmesh.cli.bench:bench", "Measure the parts on this machine."),
     "models": LazyCommand("prefixmesh.cli.models:models", "Fetch and list models."),
     "keys": LazyCommand("prefixmesh.cli.keys:keys", "Make API keys."),
     "worker": LazyCommand("prefixmesh.worker.__main__:main", "Run one worker, without Ray.", ("torch",)),

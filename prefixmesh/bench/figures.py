@@ -1,0 +1,170 @@
+"""What a figure is, what is asked of it, and whether it was met. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
+
+from prefixmesh.bench.timing import Measurement
+from prefixmesh.bench.yardstick import Yardstick
+
+Unit = Literal["us", "ms", "bytes", "turns/s", "x"]
+"""Microseconds, milliseconds, bytes, turns per CPU second, times as much."""
+
+SizeOf = Literal["leaves", "pool tokens"]
+"""A tree of N leaves has N / 4 nodes more."""
+
+_DIGITS: Final = 4
+"""Significant digits in ``--json``: more than any of these measurements is good for."""
+
+
+class Baseline(NamedTuple):
+    """What others take for the same, measured on a machine of the kind the targets were set on. For scale only."""
+
+    compiled: float
+    """The best known implementation that is compiled."""
+
+    python: float
+    """The best in Python."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """One thing that is measured, at one page size and one size of tree."""
+
+    name: str
+    title: str
+    page_size: int
+    size: int
+    size_of: SizeOf = "leaves"
+    """Of what ``size`` is the number."""
+
+    unit: Unit = "us"
+    target: float | None = None
+    """At most (of turns: at least) so much on the machine of the targets; None for what is only told."""
+
+    judged: Literal["median", "longest"] = "median"
+    baseline: Baseline | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """A figure, measured."""
+
+    figure: Figure
+    measurement: Measurement
+    yardstick: Yardstick
+    """Of the machine around it."""
+
+    notes: Mapping[str, float] = field(default_factory=dict)
+    """What else is good to know of this measurement, by name."""
+
+    @property
+    def value(self) -> float:
+        """What is held to the target."""
+        measured = self.measurement
+        if self.figure.judged == "median" or measured.longest is None:
+            return measured.median
+        return measured.longest
+
+    @property
+    def scaled_target(self) -> float | None:
+        """The target for this machine as it was: times grow with its scale, rates shrink, bytes and ratios stay."""
+        target = self.figure.target
+        if target is None:
+            return None
+        match self.figure.unit:
+            case "us" | "ms":
+                return target * self.yardstick.scale
+            case "turns/s":
+                return target / self.yardstick.scale
+            case "bytes" | "x":
+                return target
+
+    @property
+    def met(self) -> bool | None:
+        """Whether it is what was asked for; None when nothing was."""
+        target = self.scaled_target
+        if target is None:
+            return None
+        return self.value >= target if self.figure.unit == "turns/s" else self.value <= target
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """One run of the bench."""
+
+    python: str
+    cores: int
+    yardstick: Yardstick
+    """Mean of those beside the figures."""
+
+    results: Sequence[Result]
+
+    @property
+    def missed(self) -> list[Result]:
+        """Figures that are not what was asked for."""
+        return [result for result in self.results if result.met is False]
+
+
+def ratio_of(figure: Figure, results: Sequence[Result]) -> Result:
+    """How far apart the medians of ``results`` are, each on its machine's scale: the greatest over the least."""
+    scaled = [result.measurement.median / result.yardstick.scale for result in results]
+    yardstick = results[-1].yardstick
+    return Result(
+        figure=figure,
+        measurement=Measurement(
+            max(scaled) / min(scaled), None, None, len(results), results[0].measurement.repeats
+        ),
+        yardstick=yardstick,
+    )
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """What ``--json`` prints: plain values."""
+    return {
+        "machine": {
+            "python": report.python,
+            "cores": report.cores,
+            "yardsticks": _yardstick(report.yardstick),
+        },
+        "figures": [_as_dict(result) for result in report.results],
+    }
+
+
+def _as_dict(result: Result) -> dict[str, Any]:
+    figure, measured = result.figure, result.measurement
+    return {
+        "name": figure.name,
+        "title": figure.title,
+        "page_size": figure.page_size,
+        "size": figure.size,
+        "size_of": figure.size_of,
+        "unit": figure.unit,
+        "median": _rounded(measured.median),
+        "p99": _rounded(measured.p99),
+        "max": _rounded(measured.longest),
+        "calls": measured.calls,
+        "repeats": measured.repeats,
+        "judged": figure.judged,
+        "target": figure.target,
+        "scaled_target": _rounded(result.scaled_target),
+        "met": result.met,
+        "yardsticks": _yardstick(result.yardstick),
+        "baseline": figure.baseline and figure.baseline._asdict(),
+        "notes": {name: _rounded(value) for name, value in result.notes.items()},
+    }
+
+
+def _yardstick(yardstick: Yardstick) -> dict[str, float | None]:
+    return {
+        "compare_ns": _rounded(yardstick.compare_ns),
+        "call_ns": _rounded(yardstick.call_ns),
+        "scale": _rounded(yardstick.scale),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    if value is None or value == 0.0:
+        return value
+    return round(value, _DIGITS - 1 - math.floor(math.log10(abs(value))))
