@@ -9,8 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from prefixmesh.cache.base import LockReceipt, RadixKey
-from prefixmesh.cache.radix_cache import RadixCache
+from prefixmesh.cache.base import RadixKey
 from prefixmesh.errors import InvariantError
 from prefixmesh.ids import Namespace
 from prefixmesh.worker.kv_manager import KvManager
@@ -133,15 +132,20 @@ def plant_wrong_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plant_forgotten_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Receipts protect nothing: they are used up when they are given out."""
-    lock, release = RadixCache.lock, RadixCache.release
+    """What is matched and what is inserted is not protected."""
+    right_admit, right_commit = KvManager.admit, KvManager.commit
 
-    def lock_and_release(self: RadixCache, node: object) -> LockReceipt:
-        receipt = lock(self, node)  # type: ignore[arg-type]
-        release(self, receipt)
-        return receipt
+    def admit(self: KvManager, request: Request, reserve_pages: int, now: float) -> bool:
+        admitted = right_admit(self, request, reserve_pages, now)
+        self._release_receipt(request)
+        return admitted
 
-    monkeypatch.setattr(RadixCache, "lock", lock_and_release)
+    def commit(self: KvManager, request: Request, now: float) -> None:
+        right_commit(self, request, now)
+        self._release_receipt(request)
+
+    monkeypatch.setattr(KvManager, "admit", admit)
+    monkeypatch.setattr(KvManager, "commit", commit)
 
 
 def plant_incomplete_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A scheduler's model and cache over a canary pool: what attention reads and writes, and what a cache takes in and gives out.
+"""A scheduler's model over a canary pool: what attention reads and writes.
 
 The model knows each request's tokens by itself (from the prompt that was submitted and from its own answers), so that a plan
 that computes other tokens, at other positions, or into other pages than it reads back, is found as well as wrong KV.
@@ -9,50 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from prefixmesh.cache.base import InsertResult, MatchResult
-from prefixmesh.cache.pages import PageAllocator
-from prefixmesh.cache.radix_cache import RadixCache
 from prefixmesh.worker.batch_plan import BatchPlan, IntArray
 from prefixmesh.worker.messages import Submit
 from prefixmesh.worker.scheduler import Step
 from tests.support.canary_pool import CanaryError, CanaryPool, Chain, Rows, mix
 from tests.support.fake_model import FAKE_VOCAB
-
-
-class CanaryCache(RadixCache):
-    """The real cache, watched from outside: the pages of every match and of every insert, going in and coming out, are read."""
-
-    def __init__(self, allocator: PageAllocator, page_size: int, pool: CanaryPool) -> None:
-        super().__init__(allocator, page_size)
-        self._pool = pool
-        self.duplicate_pages = 0
-        """Pages that inserts freed because their tokens were cached in others."""
-        self.evicted_pages = 0
-
-    # The signatures are RadixCache's, whatever they are.
-
-    def match_prefix(self, *args: Any, **kwargs: Any) -> MatchResult:
-        result = super().match_prefix(*args, **kwargs)
-        self._pool.read_pages(result.device_indices, Chain.of_key(args[0]))
-        return result
-
-    def insert(self, *args: Any, **kwargs: Any) -> InsertResult:
-        key, pages = args[0], args[1]
-        chain = Chain.of_key(key)
-        whole = chain.length // self.page_size
-        before = self._pool.slots(pages[:whole])
-        self._pool.expect(before, chain.rows(0, len(before)))
-        result = super().insert(*args, **kwargs)
-        shared = result.device_indices
-        self.duplicate_pages += int(np.count_nonzero(shared != pages[: len(shared)]))
-        self._pool.publish(shared)
-        self._pool.read_pages(shared, chain)
-        return result
-
-    def evict(self, *args: Any, **kwargs: Any) -> int:
-        evicted = super().evict(*args, **kwargs)
-        self.evicted_pages += evicted
-        return evicted
 
 
 class CanaryModel:

@@ -119,7 +119,8 @@ class Chain:
 
 
 class CanaryPool:
-    """One tier's slots. Every check raises CanaryError; ``reads``, ``writes`` and ``copied`` count slots."""
+    """One tier's slots. Every check raises CanaryError; ``reads``, ``writes`` and ``copied`` count slots, ``freed_pages``
+    what came back to the allocator."""
 
     def __init__(self, total_pages: int, page_size: int, name: str = "device") -> None:
         self.name = name
@@ -135,7 +136,7 @@ class CanaryPool:
         """How often each page was given out: a page that comes back to the same reader as another one shows here."""
         self.copies_from = np.zeros(total_pages, dtype=np.int64)
         """Copies in flight that read the page."""
-        self.reads = self.writes = self.copied = 0
+        self.reads = self.writes = self.copied = self.freed_pages = 0
 
     # Who owns what.
 
@@ -158,6 +159,7 @@ class CanaryPool:
         self.owners[pages] = FREE
         self.positions[slots] = _POISONED
         self.digests[slots] = 0
+        self.freed_pages += len(pages)
 
     def publish(self, pages: PageIndices) -> None:
         """Pages belong to the cache now."""

@@ -12,7 +12,8 @@ from typing import Final
 
 from prefixmesh.worker.messages import Admitted, Ended, Refused, TokensOut
 from prefixmesh.worker.scheduler import Scheduler, SchedulerConfig, Step
-from tests.support.canary_model import CanaryCache, CanaryModel
+from tests.support.canary_cache import CanaryCache
+from tests.support.canary_model import CanaryModel
 from tests.support.canary_pool import CanaryAllocator, CanaryPool
 from tests.support.canary_workload import Ask, Workload
 from tests.support.fake_model import FAKE_VOCAB
@@ -75,7 +76,7 @@ class CanaryRun:
         total_pages = options.pool_tokens // options.page_size
         self.pool = CanaryPool(total_pages, options.page_size)
         self.allocator = CanaryAllocator(self.pool)
-        self.cache = CanaryCache(self.allocator, options.page_size, self.pool)
+        self.cache = CanaryCache(self.allocator)
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_running_requests=options.max_running,
