@@ -35,7 +35,7 @@ class PageAccounts:
         self.allocator = allocator
         self.host = host
         """The second tier; None when there is none."""
-        self.lines = OwnerLines(policy, quotas, _device_pages, _is_idle, _used_at)
+        self.lines = OwnerLines(policy, quotas, _device_pages, _used_at)
         self.gone = Payer("(cut off by a flush)", LruLine(), Quota(), _device_pages)
         """Whose account cut-off nodes are on: entering its line, which a release does, frees them."""
         self.gone.enter = self._free_detached
@@ -161,7 +161,7 @@ class PageAccounts:
         """Put the evictable nodes of a path at the back of the device's lines, as used by the operation that is on. O(depth)."""
         at = node
         while (parent := at.parent) is not None:
-            if _is_idle(at):
+            if at.pages and not at.lock_ref:
                 at.serial = self.serial
                 at.payer.refresh(at)
             at = parent
@@ -316,10 +316,6 @@ class PageAccounts:
 
 def _device_pages(node: TreeNode) -> int:
     return len(node.pages) // INDEX_BYTES
-
-
-def _is_idle(node: TreeNode) -> bool:
-    return bool(node.pages) and not node.lock_ref
 
 
 def _used_at(node: TreeNode) -> int:

@@ -49,7 +49,8 @@ class Evictor:
             freed += len(part) // INDEX_BYTES
             given_up.append(part)
         if lines.aside:
-            lines.settle()
+            for node in lines.settle():
+                accounts.touch_device_path(node)
         accounts.allocator.free(unpack_pages(b"".join(given_up)))
         return freed
 
@@ -72,7 +73,8 @@ class Evictor:
             freed += len(part) // INDEX_BYTES
             given_up.append(part)
         if host.lines.aside:
-            host.lines.settle()
+            for node in host.lines.settle():
+                host.touch_path(node, serial)
         host.allocator.free(unpack_pages(b"".join(given_up)))
         return freed
 

@@ -20,7 +20,7 @@ class HostTier:
 
     def __init__(self, allocator: PageAllocator, policy: EvictionPolicy, quotas: Mapping[str, Quota]) -> None:
         self.allocator = allocator
-        self.lines = OwnerLines(policy, quotas, _host_pages, _is_idle, _used_at)
+        self.lines = OwnerLines(policy, quotas, _host_pages, _used_at)
         self.cached_pages = 0
         """Host pages of all nodes, cut-off ones among them."""
         self.protected_pages = 0
@@ -160,10 +160,6 @@ class HostTier:
 
 def _host_pages(node: TreeNode) -> int:
     return len(node.host_pages) // INDEX_BYTES
-
-
-def _is_idle(node: TreeNode) -> bool:
-    return bool(node.host_pages) and not node.host_ref_counter
 
 
 def _used_at(node: TreeNode) -> int:

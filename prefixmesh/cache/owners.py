@@ -154,15 +154,12 @@ class OwnerLines:
         policy: EvictionPolicy,
         quotas: Mapping[str, Quota],
         size_of: Callable[[TreeNode], int],
-        is_idle: Callable[[TreeNode], bool],
         used_at: Callable[[TreeNode], int],
     ) -> None:
-        """``size_of`` says how many pages of this tier a node has, ``is_idle`` whether nothing but its children keeps them
-        from being evicted, ``used_at`` which operation used them last."""
+        """``size_of`` says how many pages of this tier a node has, ``used_at`` which operation used them last."""
         self._policy: EvictionPolicy = policy
         self._quotas = dict(quotas)
         self._size_of = size_of
-        self._is_idle = is_idle
         self._used_at = used_at
         self._payers: dict[str, Payer] = {}
         self._numbers = itertools.count()
@@ -235,18 +232,14 @@ class OwnerLines:
             self.aside.append(victim.node)
         return None
 
-    def settle(self) -> None:
-        """Put what stood aside back in line, at the back of its rank: it is in use by a sheltered child. Its ancestors move
-        behind it. O(depth) each; to be called after the last ``next_victim`` of an operation when ``aside`` is not empty."""
+    def settle(self) -> list[TreeNode]:
+        """Put what stood aside back in line; returns it, deepest first, for the caller to touch the paths of: each is in use
+        by a sheltered child. To be called after the last ``next_victim`` of an operation when ``aside`` is not empty. O(1)
+        each."""
         aside, self.aside = self.aside, []
         for node in aside:
             self._payers[node.payer.name].enter(node)
-        for node in aside:
-            above = node.parent
-            while above is not None and above.parent is not None:
-                if self._is_idle(above):
-                    self._payers[above.payer.name].refresh(above)
-                above = above.parent
+        return aside
 
     def _choose(self, wanting: Payer | None, missing: int, serial: int) -> Victim | None:
         for payer in self._above_ceiling:

@@ -76,7 +76,8 @@ class PinnedTree(Protocol):
         ...
 
     def hold(self, key: RadixKey) -> Held:
-        """Lock the longest prefix of ``key`` that is on the device, making its end a node. Not a use: no time, no hit."""
+        """Lock the longest prefix of ``key`` that is on the device, making its end a node. A use for the order of eviction
+        alone: no time, no hit."""
         ...
 
     def release(self, receipt: LockReceipt) -> None:

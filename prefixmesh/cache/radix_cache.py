@@ -24,7 +24,7 @@ from prefixmesh.cache.evictor import Evictor
 from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE
 from prefixmesh.cache.grower import Grower
 from prefixmesh.cache.host_tier import HostTier
-from prefixmesh.cache.invariants import check_radix, owned_pages, summary
+from prefixmesh.cache.invariants import broken_rule, check_radix, owned_pages, summary
 from prefixmesh.cache.node import (
     INDEX_BYTES,
     NO_PAGES,
@@ -289,6 +289,11 @@ class RadixCache:
         """Recompute every count from nothing; raises InvariantError with the tree drawn. O(nodes + pages + tokens)."""
         check_radix(self._accounts, self._transfers, self._page_bytes, self._block_size)
         self.pins.check_invariants()
+        pinned = sum(len(node.value) for _, node in nodes_below(self._accounts.root) if node.pin_ref)
+        if pinned != self.pins.pinned_pages:
+            raise broken_rule(
+                "RadixCache", "pins", f"{pinned} pages are pinned, {self.pins!r}", self._accounts
+            )
         self.seen.check_invariants(self.blocks(Tier.DEVICE) | self.blocks(Tier.HOST))
 
     def render(self) -> str:

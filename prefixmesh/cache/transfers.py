@@ -77,7 +77,8 @@ class Restore(Copy):
 class Transfers:
     """The copies of one cache: ``begin_offload``, ``finish_offload``, ``abort_offload``, and the same three of a restore.
 
-    Every copy that was begun must be ended once; ending it again raises DoubleReleaseError and changes nothing.
+    Every copy that was begun must be ended once; ending it again raises DoubleReleaseError and changes nothing. A finished copy
+    is a use of the path to its end, on the tier it went to.
     """
 
     def __init__(
@@ -154,6 +155,8 @@ class Transfers:
                 stored.append(at)
         self._announce(Tier.HOST, stored)
         self._unlock(copy.device_lock, copy.host_lock)
+        # Part of the path may have had its copy before, and stands before what came below it now.
+        self._host.touch_path(node, self._accounts.serial)
         self._free_spare(self._host.allocator.free, spare)
 
     def abort_offload(self, copy: Offload) -> None:
@@ -202,6 +205,8 @@ class Transfers:
         for at in reversed(stored):
             self._gained(at)
         self._unlock(copy.device_lock, copy.host_lock)
+        # Part of the path may have been inserted meanwhile, and stands before what came below it now.
+        self._accounts.touch_device_path(node)
         self._free_spare(self._accounts.allocator.free, spare)
 
     def fail_restore(self, copy: Restore) -> None:

@@ -1,0 +1,288 @@
+"""The host tier as the tree sees it: copies in flight, demotion, and who owns which page at every moment."""
+
+import pytest
+
+from prefixmesh.cache.base import MatchResult
+from prefixmesh.cache.pages import PageAllocator
+from prefixmesh.cache.radix_cache import RadixCache, RadixOptions
+from prefixmesh.cache.tier import Tier
+from prefixmesh.errors import DoubleReleaseError, InternalError
+from tests.support.cache_kit import as_pages, key_of, take
+
+
+class Tree:
+    """A tree of one-token pages with a host tier."""
+
+    def __init__(self, device: int = 30, host: int = 30) -> None:
+        self.device, self.host = PageAllocator(device), PageAllocator(host)
+        self.cache = RadixCache(self.device, 1, RadixOptions(host=self.host, block_size=2))
+        self.now = 0.0
+
+    def put(self, *tokens: int) -> list[int]:
+        """Insert a prompt computed into pages of its own; returns the pages that hold it."""
+        self.now += 1
+        result = self.cache.insert(key_of(tokens), take(self.device, len(tokens)), self.now)
+        self.check()
+        return result.device_indices.tolist()
+
+    def match(self, *tokens: int) -> MatchResult:
+        self.now += 1
+        match = self.cache.match_prefix(key_of(tokens), self.now)
+        self.check()
+        return match
+
+    def found(self, *tokens: int) -> tuple[int, int]:
+        """Tokens on the device, and beyond them on the host."""
+        match = self.match(*tokens)
+        return match.matched_tokens, match.host_hit_length
+
+    def back_up(self, *tokens: int) -> None:
+        """Copy a prompt to the host, at once."""
+        copy = self.cache.transfers.begin_offload(self.match(*tokens).last_device_node)
+        assert copy is not None
+        self.check()
+        self.cache.transfers.finish_offload(copy)
+        self.check()
+
+    def demote(self, *tokens: int) -> None:
+        """Insert a prompt and leave it on the host alone."""
+        self.put(*tokens)
+        self.back_up(*tokens)
+        self.evict(30)
+        assert self.found(*tokens) == (0, len(tokens))
+
+    def evict(self, pages: int) -> int:
+        freed = self.cache.evict(pages)
+        self.check()
+        return freed
+
+    def check(self) -> None:
+        self.cache.check_invariants()
+        cache, device = self.cache, self.device
+        cached = cache.evictable_pages + cache.protected_pages + cache.copying_pages
+        assert device.free_pages + cached == device.total_pages
+        owned = cache.owned_pages(Tier.HOST)
+        self.host.check_invariants({"cache": owned})
+
+    def check_at_rest(self) -> None:
+        """No lock is left, and everything can be given up."""
+        cache = self.cache
+        assert (cache.host_protected_pages, cache.copying_pages) == (0, 0)
+        cache.evict_host(30)
+        cache.evict(30)
+        self.check()
+        assert (self.device.free_pages, self.host.free_pages) == (30, 30)
+
+
+def test_a_copy_can_be_read_only_once_it_is_complete() -> None:
+    """Rule 5: until then its pages belong to the copy, and both ends are locked."""
+    tree = Tree()
+    tree.put(1, 2, 3)
+    copy = tree.cache.transfers.begin_offload(tree.match(1, 2, 3).last_device_node)
+    assert copy is not None
+    assert len(copy.host_pages) == len(copy.device_pages) == 3
+    assert (tree.host.free_pages, tree.cache.host_pages) == (27, 0)
+    assert tree.evict(3) == 0
+    tree.cache.transfers.finish_offload(copy)
+    assert tree.cache.host_pages == 3
+    assert tree.evict(3) == 3
+    assert tree.found(1, 2, 3) == (0, 3)
+    tree.check_at_rest()
+
+
+def test_an_aborted_copy_leaves_nothing() -> None:
+    tree = Tree()
+    tree.put(1, 2, 3)
+    copy = tree.cache.transfers.begin_offload(tree.match(1, 2, 3).last_device_node)
+    assert copy is not None
+    tree.cache.transfers.abort_offload(copy)
+    assert (tree.host.free_pages, tree.evict(3)) == (30, 3)
+    tree.check_at_rest()
+
+
+def test_a_copy_ends_once() -> None:
+    """A second end would free pages that somebody owns by now."""
+    tree = Tree()
+    tree.put(1, 2)
+    copy = tree.cache.transfers.begin_offload(tree.match(1, 2).last_device_node)
+    assert copy is not None
+    tree.cache.transfers.finish_offload(copy)
+    for again in (tree.cache.transfers.finish_offload, tree.cache.transfers.abort_offload):
+        with pytest.raises(DoubleReleaseError):
+            again(copy)
+    tree.check_at_rest()
+
+
+def test_only_what_is_not_there_is_copied_parents_first() -> None:
+    """A longer prompt copies its tail; a prompt whose parent is not there takes the parent along (rule 2)."""
+    tree = Tree()
+    tree.put(1, 2)
+    tree.back_up(1, 2)
+    tree.put(1, 2, 3, 4)
+    copy = tree.cache.transfers.begin_offload(tree.match(1, 2, 3, 4).last_device_node)
+    assert copy is not None
+    assert len(copy.host_pages) == 2
+    assert tree.cache.transfers.begin_offload(tree.match(1, 2, 3, 4).last_device_node) is None
+    tree.cache.transfers.finish_offload(copy)
+    assert tree.cache.transfers.begin_offload(tree.match(1, 2, 3, 4).last_device_node) is None
+    tree.check_at_rest()
+
+
+def test_no_host_page_means_no_backup_and_a_count() -> None:
+    tree = Tree(host=2)
+    tree.put(1, 2, 3)
+    assert tree.cache.transfers.begin_offload(tree.match(1, 2, 3).last_device_node) is None
+    assert tree.cache.transfers.without_room == 1
+    assert tree.evict(3) == 3
+
+
+def test_old_copies_make_room_for_new_ones() -> None:
+    tree = Tree(host=4)
+    for first in (1, 5):
+        tree.put(first, 2, 3)
+        tree.back_up(first, 2, 3)
+    tree.evict(30)
+    assert (tree.found(1, 2, 3), tree.found(5, 2, 3)) == ((0, 1), (0, 3))
+
+
+def test_a_leaf_with_a_copy_is_demoted_page_by_page_from_its_end() -> None:
+    """Never more than needed: what stays is still on both tiers."""
+    tree = Tree()
+    tree.put(1, 2, 3, 4, 5)
+    tree.back_up(1, 2, 3, 4, 5)
+    assert tree.evict(2) == 2
+    assert tree.found(1, 2, 3, 4, 5) == (3, 2)
+    assert tree.cache.evict_host(1) == 1
+    tree.check()
+    assert tree.found(1, 2, 3, 4, 5) == (3, 1)
+    tree.check_at_rest()
+
+
+def test_a_restore_brings_the_match_back() -> None:
+    tree = Tree()
+    tree.demote(1, 2, 3, 4)
+    copy = tree.cache.transfers.begin_restore(tree.match(1, 2, 3, 9))
+    assert copy is not None
+    tree.check()
+    assert (len(copy.device_pages), tree.cache.copying_pages) == (3, 3)
+    assert tree.cache.evict_host(30) == 1, "its source is locked"
+    tree.check()
+    tree.cache.transfers.finish_restore(copy)
+    tree.check()
+    match = tree.match(1, 2, 3, 9)
+    assert match.device_indices.tolist() == copy.device_pages.tolist()
+    tree.check_at_rest()
+
+
+def test_a_restore_that_fails_leaves_the_host_as_it_was() -> None:
+    """F20: cancelled before it is loaded back, host counts are 0 and the entry is evictable."""
+    tree = Tree()
+    tree.demote(1, 2, 3)
+    copy = tree.cache.transfers.begin_restore(tree.match(1, 2, 3))
+    assert copy is not None
+    tree.cache.transfers.fail_restore(copy)
+    tree.check()
+    assert tree.found(1, 2, 3) == (0, 3)
+    assert tree.cache.evict_host(3) == 3
+    tree.check_at_rest()
+
+
+def test_a_prefix_inserted_while_it_is_restored_has_one_owner_per_page() -> None:
+    """F53: the inserter's pages stay, the copy's are freed, and what only the copy brought is kept."""
+    tree = Tree()
+    tree.demote(1, 2, 3, 4)
+    copy = tree.cache.transfers.begin_restore(tree.match(1, 2, 3, 4))
+    assert copy is not None
+    mine = tree.put(1, 2)
+    tree.cache.transfers.finish_restore(copy)
+    tree.check()
+    assert tree.match(1, 2, 3, 4).device_indices.tolist() == [*mine, *copy.device_pages.tolist()[2:]]
+    assert tree.cache.transfers.duplicate_pages == 2
+    tree.check_at_rest()
+
+
+def test_a_range_is_split_while_it_is_copied_and_both_halves_get_theirs() -> None:
+    """Rule 4 for both tiers: locks are on both halves, and the pages go by position."""
+    tree = Tree()
+    tree.put(1, 2, 3, 4)
+    copy = tree.cache.transfers.begin_offload(tree.match(1, 2, 3, 4).last_device_node)
+    assert copy is not None
+    tree.match(1, 2, 9)
+    tree.match(1, 9)
+    tree.cache.transfers.finish_offload(copy)
+    tree.evict(30)
+    match = tree.match(1, 2, 3, 4)
+    assert match.host_hit_length == 4
+    restore = tree.cache.transfers.begin_restore(match)
+    assert restore is not None
+    assert restore.host_pages.tolist() == copy.host_pages.tolist()
+    tree.match(1, 2, 3, 9)
+    tree.cache.transfers.finish_restore(restore)
+    tree.check()
+    assert tree.match(1, 2, 3, 4).device_indices.tolist() == restore.device_pages.tolist()
+    tree.check_at_rest()
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_flush_under_an_offload_frees_everything_with_its_end(finished: bool) -> None:
+    """Rule 10: what a copy reads stays readable until then, and nothing of it enters the new tree."""
+    tree = Tree()
+    tree.put(1, 2, 3)
+    copy = tree.cache.transfers.begin_offload(tree.match(1, 2, 3).last_device_node)
+    assert copy is not None
+    tree.cache.flush()
+    tree.check()
+    assert tree.device.free_pages == 27
+    (tree.cache.transfers.finish_offload if finished else tree.cache.transfers.abort_offload)(copy)
+    tree.check()
+    assert tree.found(1, 2, 3) == (0, 0)
+    assert (tree.device.free_pages, tree.host.free_pages) == (30, 30)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_flush_under_a_restore_frees_everything_with_its_end(finished: bool) -> None:
+    tree = Tree()
+    tree.demote(1, 2, 3)
+    copy = tree.cache.transfers.begin_restore(tree.match(1, 2, 3))
+    assert copy is not None
+    tree.cache.flush()
+    tree.check()
+    assert (tree.device.free_pages, tree.host.free_pages) == (27, 27)
+    (tree.cache.transfers.finish_restore if finished else tree.cache.transfers.fail_restore)(copy)
+    tree.check()
+    assert tree.found(1, 2, 3) == (0, 0)
+    assert (tree.device.free_pages, tree.host.free_pages) == (30, 30)
+
+
+def test_an_insert_over_host_nodes_gives_them_device_pages() -> None:
+    """A prompt that was computed again, in part of an edge, instead of being brought back."""
+    tree = Tree()
+    tree.demote(1, 2, 3, 4)
+    pages = take(tree.device, 3)
+    result = tree.cache.insert(key_of([1, 2, 9]), as_pages(pages.tolist()), 9.0)
+    tree.check()
+    assert (result.prefix_tokens, result.device_indices.tolist()) == (0, pages.tolist())
+    assert (tree.found(1, 2, 3, 4), tree.found(1, 2, 9)) == ((2, 2), (3, 0))
+    tree.check_at_rest()
+
+
+def test_a_pinned_node_is_not_demoted_and_a_restored_one_is_held() -> None:
+    """A pin waits for what only the host has."""
+    tree = Tree()
+    tree.demote(1, 2, 3)
+    status = tree.cache.pins.add(key_of([1, 2, 3]), "acme", tree.now)
+    assert (status.held_tokens, status.missing_tokens) == (0, 3)
+    copy = tree.cache.transfers.begin_restore(tree.match(1, 2, 3))
+    assert copy is not None
+    tree.cache.transfers.finish_restore(copy)
+    tree.check()
+    assert (tree.cache.pinned_pages, tree.evict(30)) == (3, 0)
+    tree.cache.pins.remove(key_of([1, 2, 3]), "acme", tree.now)
+    tree.check_at_rest()
+
+
+def test_a_cache_without_a_host_tier_says_so() -> None:
+    cache = RadixCache(PageAllocator(4), 1)
+    with pytest.raises(InternalError, match="no host tier"):
+        _ = cache.transfers
+    assert cache.evict_host(3) == 0
