@@ -35,19 +35,23 @@ class Evictor:
         lines = accounts.lines
         accounts.serial = serial = accounts.serial + 1
         given_up: list[bytes] = []
+        names: list[Fingerprint] = []
         freed = 0
         while freed < pages and (victim := lines.next_victim(owner, pages - freed, serial)) is not None:
             node, allowed = victim
             if len(node.pages) > allowed * INDEX_BYTES:
-                part = self._cut_device(node, allowed)
+                part = self._cut_device(node, allowed, names)
             elif not node.host_pages:
+                names += node.hash_value
                 part = accounts.drop(node)
-                self._gone(node.start, node.hash_value)
+                self._seen.left(node.start, node.hash_value)
             else:
+                names += node.hash_value
                 part = accounts.demote(node)
-                self._left(Tier.DEVICE, node.hash_value)
             freed += len(part) // INDEX_BYTES
             given_up.append(part)
+        if names:
+            self._events.removed(Tier.DEVICE, names)
         if lines.aside:
             for node in lines.settle():
                 accounts.touch_device_path(node)
@@ -59,46 +63,50 @@ class Evictor:
         accounts = self._accounts
         accounts.serial = serial = accounts.serial + 1
         given_up: list[bytes] = []
+        names: list[Fingerprint] = []
         freed = 0
         while freed < pages and (victim := host.lines.next_victim(owner, pages - freed, serial)) is not None:
             node, allowed = victim
             if len(node.host_pages) > allowed * INDEX_BYTES:
-                part = self._cut_host(host, node, allowed)
+                part = self._cut_host(host, node, allowed, names)
             else:
                 part = host.strip(node)
-                self._left(Tier.HOST, node.hash_value)
+                names += node.hash_value
                 if not node.pages:
                     accounts.forget(node)
                     self._seen.left(node.start, node.hash_value)
             freed += len(part) // INDEX_BYTES
             given_up.append(part)
+        if names:
+            self._events.removed(Tier.HOST, names)
         if host.lines.aside:
             for node in host.lines.settle():
                 host.touch_path(node, serial)
         host.allocator.free(unpack_pages(b"".join(given_up)))
         return freed
 
-    def _cut_device(self, node: TreeNode, pages: int) -> bytes:
-        """The last ``pages`` device pages of an unlocked leaf."""
+    def _cut_device(self, node: TreeNode, pages: int, names: list[Fingerprint]) -> bytes:
+        """The last ``pages`` device pages of an unlocked leaf; the blocks that end there are added to ``names``."""
         accounts = self._accounts
         kept = len(node.pages) // INDEX_BYTES - pages
         if not node.host_pages:
             blocks = self._blocks_in(node, kept)
             start, gone = node.start, node.hash_value[blocks:]
             part = accounts.trim(node, pages, kept * self._page_bytes, blocks)
-            self._gone(start + kept * self._page_size, gone)
+            names += gone
+            self._seen.left(start + kept * self._page_size, gone)
             return part
         upper = self._split(node, kept)
         part = accounts.demote(node)
-        self._left(Tier.DEVICE, node.hash_value)
+        names += node.hash_value
         upper.payer.leave(upper)
         upper.payer.enter_first(upper)
         if accounts.host is not None:
             accounts.host.touch_path(upper, accounts.serial)
         return part
 
-    def _cut_host(self, host: HostTier, node: TreeNode, pages: int) -> bytes:
-        """The last ``pages`` host pages of an unlocked leaf of the host's."""
+    def _cut_host(self, host: HostTier, node: TreeNode, pages: int, names: list[Fingerprint]) -> bytes:
+        """The last ``pages`` host pages of an unlocked leaf of the host's; as ``_cut_device``."""
         kept = len(node.host_pages) // INDEX_BYTES - pages
         if not node.pages:
             blocks = self._blocks_in(node, kept)
@@ -106,12 +114,12 @@ class Evictor:
             part = host.trim(node, pages)
             node.key = node.key[: kept * self._page_bytes]
             node.hash_value = node.hash_value[:blocks]
-            self._left(Tier.HOST, gone)
+            names += gone
             self._seen.left(node.start + kept * self._page_size, gone)
             return part
         upper = self._split(node, kept)
         part = host.strip(node)
-        self._left(Tier.HOST, node.hash_value)
+        names += node.hash_value
         host.put_first(upper)
         self._accounts.touch_device_path(upper)
         return part
@@ -125,13 +133,3 @@ class Evictor:
         """How many blocks end in the first ``pages`` pages of the edge."""
         size = self._block_size
         return (node.start + pages * self._page_size) // size - node.start // size
-
-    def _left(self, tier: Tier, fingerprints: tuple[Fingerprint, ...]) -> None:
-        if fingerprints:
-            self._events.removed(tier, fingerprints)
-
-    def _gone(self, start: int, fingerprints: tuple[Fingerprint, ...]) -> None:
-        """Blocks that were on the device alone, of a node (or a part of it) that begins at token ``start``."""
-        if fingerprints:
-            self._events.removed(Tier.DEVICE, fingerprints)
-            self._seen.left(start, fingerprints)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from prefixmesh.cache.eviction import EvictionLine, EvictionPolicy, LruLine, RankedLine, make_line
-from prefixmesh.cache.node import TreeNode
+from prefixmesh.cache.node import NO_CHILDREN, TreeNode
 from prefixmesh.errors import ConfigError, InvariantError
 
 NOBODY: Final = ""
@@ -53,13 +53,12 @@ class Quota:
 _NO_QUOTA: Final = Quota()
 
 
-class _Place(NamedTuple):
-    """Where a node stands among all payers': the lower goes first. A child stands before its parent."""
+_Place = tuple[int, int, int]
+"""Where a node stands among all payers': its rank, the operation that used it last, and minus its start. The lower goes first;
+of nodes that one operation used the deepest, so a child stands before its parent."""
 
-    rank: int
-    serial: int
-    height: int
-    """Minus the node's start: of nodes of one rank that one operation used, the deepest first."""
+_FRONT: Final[_Place] = (0, 0, 0)
+"""A lower bound of every place in an LRU line."""
 
 
 class Victim(NamedTuple):
@@ -189,7 +188,7 @@ class OwnerLines:
             if payer.floor:
                 self._floored.append(payer)
             elif isinstance(line, LruLine):
-                self._offer(payer, _Place(0, 0, 0))
+                self._offer(payer, _FRONT)
             if isinstance(line, RankedLine):
                 line.lowered = lambda: self._lowered(payer)
         return payer
@@ -202,7 +201,7 @@ class OwnerLines:
             else:
                 self._above_ceiling.pop(payer, None)
         if payer.floor and payer.queued is None and payer.pages > payer.floor:
-            self._offer(payer, self._place_of_first(payer) or _Place(0, 0, 0))
+            self._offer(payer, self._place_of_first(payer) or _FRONT)
         if not payer.pages and not payer.watched and payer.name != NOBODY:
             del self._payers[payer.name]
             payer.queued = None
@@ -226,10 +225,11 @@ class OwnerLines:
                 return None if node is None else Victim(node, missing)
         wanting = self._payers.get(name)
         while (victim := self._choose(wanting, missing, serial)) is not None:
-            if not self._is_inner(victim.node):
+            node = victim.node
+            if node.children is NO_CHILDREN or not self._is_inner(node):
                 return victim
-            self._payers[victim.node.payer.name].leave(victim.node)
-            self.aside.append(victim.node)
+            self._payers[node.payer.name].leave(node)
+            self.aside.append(node)
         return None
 
     def settle(self) -> list[TreeNode]:
@@ -242,37 +242,44 @@ class OwnerLines:
         return aside
 
     def _choose(self, wanting: Payer | None, missing: int, serial: int) -> Victim | None:
-        for payer in self._above_ceiling:
-            node = payer.line.first()
-            if node is not None and payer.ceiling is not None:
-                return Victim(node, min(missing, payer.pages - payer.ceiling))
-        if wanting is not None and wanting.ceiling is not None:
+        if self._above_ceiling:
+            for payer in self._above_ceiling:
+                node = payer.line.first()
+                if node is not None and payer.ceiling is not None:
+                    return Victim(node, min(missing, payer.pages - payer.ceiling))
+        if wanting is None:
+            return self._choose_in_order(None, missing, serial)
+        if wanting.ceiling is not None:
             excess = wanting.pages + missing - wanting.ceiling
-            node = wanting.line.first()
-            if excess > 0 and node is not None:
+            node = wanting.line.first() if excess > 0 else None
+            if node is not None:
                 return Victim(node, min(missing, excess))
+        if wanting.queued is None:  # sheltered from all but itself
+            own = self._place_of_first(wanting)
+            top = self._top(wanting, serial)
+            if own is not None and (top is None or own < self._heap[0][0]):
+                node = wanting.line.first()
+                return None if node is None else Victim(node, missing)
         return self._choose_in_order(wanting, missing, serial)
 
     def _choose_in_order(self, wanting: Payer | None, missing: int, serial: int) -> Victim | None:
         top = self._top(wanting, serial)
-        if wanting is not None and wanting.queued is None:
-            own = self._place_of_first(wanting)
-            if own is not None and (top is None or own < self._heap[0][0]):
-                top = wanting
         node = None if top is None else top.line.first()
         if top is None or node is None:
             return None
-        return Victim(node, missing if top is wanting else min(missing, top.pages - top.floor))
+        if top.floor and top is not wanting:
+            return Victim(node, min(missing, top.pages - top.floor))
+        return Victim(node, missing)
 
     def _top(self, wanting: Payer | None, serial: int) -> Payer | None:
         """The payer whose first node goes first, its entry in the heap brought up to date; None when no line has any."""
         heap = self._heap
         while heap:
             place, _, payer = heap[0]
-            if payer.queued != place:
+            if payer.queued is not place:
                 heapq.heappop(heap)  # superseded
                 continue
-            if payer is not wanting and payer.floor and payer.pages <= payer.floor:
+            if payer.floor and payer is not wanting and payer.pages <= payer.floor:
                 heapq.heappop(heap)
                 payer.queued = None
                 continue
@@ -281,18 +288,19 @@ class OwnerLines:
                 return payer
             if true is None and isinstance(payer.line, LruLine):
                 # Whoever comes into its line comes by an operation later than this one.
-                if place.serial >= serial:
+                if place[1] >= serial:
                     return None
-                true = _Place(0, serial, 0)
-            heapq.heappop(heap)
-            payer.queued = None
-            if true is not None:
-                self._offer(payer, true)
+                true = (0, serial, 0)
+            payer.queued = true
+            if true is None:
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, (true, next(self._numbers), payer))
         return None
 
     def _place_of_first(self, payer: Payer) -> _Place | None:
         node = payer.line.first()
-        return None if node is None else _Place(payer.line.rank(node), self._used_at(node), -node.start)
+        return None if node is None else (payer.line.rank(node), self._used_at(node), -node.start)
 
     def _lowered(self, payer: Payer) -> None:
         """A ranked line's first has become one of a lower rank."""
@@ -304,7 +312,7 @@ class OwnerLines:
 
     def _offer(self, payer: Payer, place: _Place) -> None:
         if len(self._heap) > 2 * len(self._payers) + _STALE_ENTRIES:
-            self._heap = [entry for entry in self._heap if entry[2].queued == entry[0]]
+            self._heap = [entry for entry in self._heap if entry[2].queued is entry[0]]
             heapq.heapify(self._heap)
         payer.queued = place
         heapq.heappush(self._heap, (place, next(self._numbers), payer))
@@ -325,7 +333,7 @@ class OwnerLines:
                 raise InvariantError(f"{payer!r} has something to give and is not in the heap")
         if self.aside:
             raise InvariantError(f"{len(self.aside)} nodes still stand aside")
-        entries = {entry[2]: entry[0] for entry in self._heap if entry[2].queued == entry[0]}
+        entries = {entry[2]: entry[0] for entry in self._heap if entry[2].queued is entry[0]}
         if any(payer.queued is not None and payer not in entries for payer in self._payers.values()):
             raise InvariantError("a payer's entry is not in the heap")
 

@@ -23,7 +23,7 @@ class Tree:
         self.now += 1
         result = self.cache.insert(key_of(tokens), take(self.device, len(tokens)), self.now)
         self.check()
-        return result.device_indices.tolist()
+        return [int(page) for page in result.device_indices]
 
     def match(self, *tokens: int) -> MatchResult:
         self.now += 1
