@@ -146,10 +146,19 @@ class _CacheBench:
         self._add(task._replace(name="token_bytes"), iter([in_all]))
 
     def _take_turns(self, task: Task) -> None:
+        self._take_replay(task, prompts_first=False)
+        self._take_replay(task._replace(name="turns_prompts_first"), prompts_first=True)
+
+    def _take_replay(self, task: Task, *, prompts_first: bool) -> None:
         self._drop_grove()
         effort = self._effort
-        after_step = self._collector.after_step
-        replay = Replay(task.page_size, effort.pool_tokens, effort.open_conversations, after_step)
+        replay = Replay(
+            task.page_size,
+            effort.pool_tokens,
+            effort.open_conversations,
+            self._collector.after_step,
+            prompts_first=prompts_first,
+        )
         notes: dict[str, float] = {}
 
         def samples() -> Iterator[Sample]:

@@ -24,6 +24,9 @@ class Kind(NamedTuple):
 
     size_of: SizeOf = "leaves"
 
+    judged_page: int | None = None
+    """Which page size the target is for; None for each."""
+
 
 KINDS: Final[Mapping[str, Kind]] = {
     "match_4096": Kind("match 4,096 tokens", target=6.0, every_size=True),
@@ -35,7 +38,12 @@ KINDS: Final[Mapping[str, Kind]] = {
     "evict_ratio": Kind("  slowest over fastest of these", "x", 2.0, judged_at=None),
     "node_bytes": Kind("bytes a node, arrays left out", "bytes", 700.0),
     "token_bytes": Kind("  bytes a token, arrays and all", "bytes"),
-    "turns": Kind("conversation turns per CPU second", "turns/s", 30_000.0, size_of="pool tokens"),
+    "turns": Kind(
+        "conversation turns per CPU second", "turns/s", 30_000.0, size_of="pool tokens", judged_page=16
+    ),
+    "turns_prompts_first": Kind(
+        "  with prompts inserted before their answers", "turns/s", size_of="pool tokens"
+    ),
     "longest_pause": Kind("longest pause in a mixed run", "ms", 10.0, judged_at=2),
     "longest_pause_default_gc": Kind("  with Python's own gc thresholds", "ms", judged_at=2),
 }
@@ -44,6 +52,7 @@ KINDS: Final[Mapping[str, Kind]] = {
 TOGETHER: Final[Mapping[str, str]] = {
     "evict_ratio": "evict_leaf",
     "token_bytes": "node_bytes",
+    "turns_prompts_first": "turns",
     "longest_pause_default_gc": "longest_pause",
 }
 """Figures that come out of the measuring of another one."""
@@ -145,7 +154,8 @@ def figure_of(task: Task, effort: Effort) -> Figure:
     """What the figure is called and held to."""
     name, page_size, size = task
     kind = KINDS[name]
-    judged = kind.size_of != "leaves" or kind.judged_at is None or effort.sizes[kind.judged_at] == size
+    at_size = kind.size_of != "leaves" or kind.judged_at is None or effort.sizes[kind.judged_at] == size
+    judged = at_size and kind.judged_page in (None, page_size)
     return Figure(
         name=name,
         title=kind.title,
@@ -155,5 +165,5 @@ def figure_of(task: Task, effort: Effort) -> Figure:
         unit=kind.unit,
         target=kind.target if judged else None,
         judged="longest" if kind.unit == "ms" else "median",
-        baseline=_BASELINES.get((name, size)) if page_size == 1 else None,
+        baseline=_BASELINES.get((name, size)) if page_size == 1 or kind.judged_page else None,
     )

@@ -25,8 +25,16 @@ class Replay:
     """One pool under one stream of turns. Warm (the pool full, something to evict in every turn) once made."""
 
     def __init__(
-        self, page_size: int, pool_tokens: int, open_conversations: int, after_step: Callable[[], None]
+        self,
+        page_size: int,
+        pool_tokens: int,
+        open_conversations: int,
+        after_step: Callable[[], None],
+        *,
+        prompts_first: bool = False,
     ) -> None:
+        """``prompts_first``: insert a prompt once it is computed, and not only with its answer."""
+        self._prompts_first = prompts_first
         self.tree = make_tree(page_size, pool_tokens // page_size)
         self._after_step = after_step
         self._conversations = Conversations(page_size, open_conversations)
@@ -55,20 +63,19 @@ class Replay:
             started = process_time()
             for first in range(0, BATCH_TURNS, TURNS_PER_STEP):
                 self._serve(batch[first : first + TURNS_PER_STEP])
+                self.tree.publisher.settle()
                 self._after_step()
             elapsed += process_time() - started
             self._served += BATCH_TURNS
         return elapsed
 
     def _serve(self, turns: Sequence[Turn]) -> None:
-        """Each turn as a worker's ``KvManager`` serves it.
-
-        Match and lock, and count in the ledger what was found and why not more; take pages for the rest of the prompt and for the
-        answer, evicting what is short; insert the prompt and move the lock to its end; insert it again with the answer, and move
-        the lock; release; give back the pages beyond the last whole one. Where an insert returns other pages than were passed,
-        they take their place.
+        """Match and lock, and count in the ledger what was found and why not more; take pages for the rest of the prompt and for
+        the answer, evicting what is short; insert both; release; give back the pages beyond the last whole one. With
+        ``prompts_first``, as a worker's ``KvManager`` does it: insert the prompt and move the lock to its end, insert it again with
+        the answer, and move the lock again. Where an insert returns other pages than were passed, they take their place.
         """
-        cache, pages, ledger, misses = self.tree
+        cache, pages, ledger, misses, _ = self.tree
         for turn in turns:
             owner = turn.owner
             match = cache.match_prefix(turn.match_key, NOW)
@@ -90,12 +97,13 @@ class Replay:
             if fresh is None:
                 raise InternalError(f"the replay's pool is too small: {cache!r}")
             table = np.concatenate((shared, fresh))
-            for key in (turn.prompt_key, turn.answer_key):
-                kept = cache.insert(key, table, NOW, owner=owner.name)
+            if self._prompts_first:
+                kept = cache.insert(turn.prompt_key, table, NOW, owner=owner.name)
                 table[: len(kept.device_indices)] = kept.device_indices
                 newer = cache.lock(kept.last_device_node)
                 cache.release(receipt)
                 receipt = newer
+            kept = cache.insert(turn.answer_key, table, NOW, owner=owner.name)
             cache.release(receipt)
             if len(kept.device_indices) < len(table):
                 pages.free(table[len(kept.device_indices) :])

@@ -62,6 +62,7 @@ class BenchTree(NamedTuple):
     pages: PageAllocator
     ledger: CacheLedger
     misses: MissFinder
+    publisher: CachePublisher
 
     def take(self, count: int, owner: Owner) -> PageIndices:
         """``count`` pages for a request, evicting when they are short: as a worker takes them."""
@@ -97,13 +98,14 @@ def make_tree(page_size: int, pool_pages: int, log_events: int = LOG_EVENTS) -> 
     quota = Quota(
         floor_pages=pool_pages // FLOOR_SHARE, ceiling_pages=pool_pages - pool_pages // CEILING_SHARE
     )
+    publisher = CachePublisher(lambda: Epoch(next(epochs)), log_events=log_events)
     options = RadixOptions(
         host=PageAllocator(max(1, pool_pages // HOST_SHARE)),
         quotas={owner.name: quota for owner in OWNERS},
-        events=CachePublisher(lambda: Epoch(next(epochs)), log_events=log_events),
+        events=publisher,
     )
     cache = RadixCache(pages, page_size, options)
-    tree = BenchTree(cache, pages, CacheLedger(), MissFinder(cache.peek, cache.seen))
+    tree = BenchTree(cache, pages, CacheLedger(), MissFinder(cache.peek, cache.seen), publisher)
     owner, pinned = OWNERS[0], hashlib.shake_128(b"pinned").digest(2 * LEAF_TOKENS * TOKEN_BYTES)
     tree.put(owner, pinned[: LEAF_TOKENS * TOKEN_BYTES])
     cache.pins.add(RadixKey(owner.namespace, pinned), owner.name, NOW, PIN_TTL_S)

@@ -100,7 +100,8 @@ def test_every_figure_with_a_target_is_taken_at_the_size_it_is_for() -> None:
         at_10_000 = {"match_4096", "match_depth_20", "insert_64", "insert_1024", "lock_release", "node_bytes"}
         expected = {(name, page_size, 10_000) for name in at_10_000}
         expected |= {("evict_leaf", page_size, size) for size in (1_000, 10_000, 100_000)}
-        expected |= {("longest_pause", page_size, 100_000), ("turns", page_size, 1_000_000)}
+        expected.add(("longest_pause", page_size, 100_000))
+        expected |= {("turns", 16, 1_000_000)} if page_size == 16 else set()
         assert {one for one in held if one[1] == page_size} == expected
     assert figure_of(Task("evict_ratio", 1, 100_000), FULL).target == 2.0
     assert figure_of(Task("match_4096", 1, 1_000), FULL).baseline == (8.5, 20.0)
