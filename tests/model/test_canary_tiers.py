@@ -61,6 +61,7 @@ def test_nothing_wrong_is_read_from_either_tier(page_size: int, policy: Eviction
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("page_size", "policy"), [(1, "lru"), (16, "priority")])
 def test_nothing_wrong_is_read_from_either_tier_for_long(page_size: int, policy: EvictionPolicy) -> None:
     serve(TierRun(TierOptions(requests=MANY_REQUESTS, page_size=page_size, policy=policy, seed=2)))
