@@ -35,7 +35,7 @@ class PageAccounts:
         self.allocator = allocator
         self.host = host
         """The second tier; None when there is none."""
-        self.lines = OwnerLines(policy, quotas, _device_pages, _used_at)
+        self.lines = OwnerLines(policy, quotas, _device_pages, "serial")
         self.gone = Payer("(cut off by a flush)", LruLine(), Quota(), _device_pages)
         """Whose account cut-off nodes are on: entering its line, which a release does, frees them."""
         self.gone.enter = self._free_detached
@@ -316,7 +316,3 @@ class PageAccounts:
 
 def _device_pages(node: TreeNode) -> int:
     return len(node.pages) // INDEX_BYTES
-
-
-def _used_at(node: TreeNode) -> int:
-    return node.serial

@@ -13,8 +13,9 @@ from prefixmesh.cache.tier import Tier
 from prefixmesh.errors import InvariantError
 from prefixmesh.ids import Epoch, Fingerprint
 
-LOG_EVENTS = 8192
-"""A busy worker has a few thousand events a second, and readers ask several times a second. About 150 bytes each."""
+LOG_EVENTS = 2048
+"""A busy worker has a few thousand events a second, and readers ask several times a second. About 150 bytes each: a log that
+outgrows the processor's cache costs every event the time to fetch what it drops."""
 
 LOG_BLOCKS = 65_536
 """The names in those events, at 40 bytes each when the cache has forgotten them: 2.6 MB. 4 million tokens' worth of blocks of

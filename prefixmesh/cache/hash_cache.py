@@ -141,8 +141,9 @@ class HashCache:
             victim = accounts.lines.next_victim(owner, pages - freed, accounts.serial)
             if victim is None:
                 break
-            del self._blocks[victim.node.edge]
-            given_up.append(accounts.drop(victim.node))
+            node, _ = victim
+            del self._blocks[node.edge]
+            given_up.append(accounts.drop(node))
             freed += self._block_pages
         accounts.allocator.free(unpack_pages(b"".join(given_up)))
         return freed

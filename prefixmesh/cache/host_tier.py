@@ -20,7 +20,7 @@ class HostTier:
 
     def __init__(self, allocator: PageAllocator, policy: EvictionPolicy, quotas: Mapping[str, Quota]) -> None:
         self.allocator = allocator
-        self.lines = OwnerLines(policy, quotas, _host_pages, _used_at)
+        self.lines = OwnerLines(policy, quotas, _host_pages, "host_serial")
         self.cached_pages = 0
         """Host pages of all nodes, cut-off ones among them."""
         self.protected_pages = 0
@@ -160,7 +160,3 @@ class HostTier:
 
 def _host_pages(node: TreeNode) -> int:
     return len(node.host_pages) // INDEX_BYTES
-
-
-def _used_at(node: TreeNode) -> int:
-    return node.host_serial

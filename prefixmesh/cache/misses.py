@@ -120,7 +120,7 @@ class MissFinder:
             return Lookup(prompt_tokens, device_tokens, host_tokens, misses)
         fingerprints: list[Fingerprint] = []
         evicted: set[Fingerprint] = set()
-        if seen.evicted:
+        if seen.evicted and self._was_evicted(key, found, seen, last_block):
             fingerprints = missed_fingerprints(key, found, seen.block_size, last_block)
             evicted = seen.evicted.among(fingerprints)
         misses = classify(
@@ -133,6 +133,21 @@ class MissFinder:
             other_namespace_tokens=self._cached_elsewhere(key, seen),
         )
         return Lookup(prompt_tokens, device_tokens, host_tokens, misses)
+
+    def _was_evicted(
+        self, key: RadixKey, found: int, seen: SeenBlocks, last_block: Fingerprint | None
+    ) -> bool:
+        """Whether the first missed block was. If not, none behind it needs a look: those go before it, and are forgotten before
+        it. O(block) hashing, when the block before it is known."""
+        size = seen.block_size
+        first = found // size * size
+        block = key.tokens[first * TOKEN_BYTES : (first + size) * TOKEN_BYTES]
+        if last_block is not None and first > key.boundary_tokens:
+            names = block_fingerprints(last_block.to_bytes(8, "little"), block, size)
+        else:
+            upto = key._replace(tokens=key.tokens[: first * TOKEN_BYTES] + block)
+            names = missed_fingerprints(upto, found, size, last_block)
+        return bool(names) and names[0] in seen.evicted
 
     def _cached_elsewhere(self, key: RadixKey, seen: SeenBlocks) -> int:
         """The longest match of the key's tokens under another namespace; 0 for less than a block."""

@@ -19,7 +19,8 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from operator import attrgetter
+from typing import Final
 
 from prefixmesh.cache.eviction import EvictionLine, EvictionPolicy, LruLine, RankedLine, make_line
 from prefixmesh.cache.node import NO_CHILDREN, TreeNode
@@ -61,12 +62,8 @@ _FRONT: Final[_Place] = (0, 0, 0)
 """A lower bound of every place in an LRU line."""
 
 
-class Victim(NamedTuple):
-    """What goes next."""
-
-    node: TreeNode
-    pages: int
-    """How many of the node's pages may go: never more than are wanted, and fewer where a floor or a ceiling ends it."""
+Victim = tuple[TreeNode, int]
+"""What goes next, and how many of the node's pages may: never more than are wanted, and fewer where a floor or a ceiling ends it."""
 
 
 class Payer:
@@ -153,13 +150,15 @@ class OwnerLines:
         policy: EvictionPolicy,
         quotas: Mapping[str, Quota],
         size_of: Callable[[TreeNode], int],
-        used_at: Callable[[TreeNode], int],
+        serial_slot: str,
     ) -> None:
-        """``size_of`` says how many pages of this tier a node has, ``used_at`` which operation used them last."""
+        """``size_of`` says how many pages of this tier a node has; ``serial_slot`` names where it keeps which operation used
+        them last."""
         self._policy: EvictionPolicy = policy
         self._quotas = dict(quotas)
         self._size_of = size_of
-        self._used_at = used_at
+        self._used_at: Callable[[TreeNode], int] = attrgetter(serial_slot)
+        self._ranked = policy != "lru"
         self._payers: dict[str, Payer] = {}
         self._numbers = itertools.count()
         self._heap: list[tuple[_Place, int, Payer]] = []
@@ -222,10 +221,10 @@ class OwnerLines:
             payer = self._payers[NOBODY]
             if not payer.watched:
                 node = payer.line.first()
-                return None if node is None else Victim(node, missing)
+                return None if node is None else (node, missing)
         wanting = self._payers.get(name)
         while (victim := self._choose(wanting, missing, serial)) is not None:
-            node = victim.node
+            node = victim[0]
             if node.children is NO_CHILDREN or not self._is_inner(node):
                 return victim
             self._payers[node.payer.name].leave(node)
@@ -246,33 +245,33 @@ class OwnerLines:
             for payer in self._above_ceiling:
                 node = payer.line.first()
                 if node is not None and payer.ceiling is not None:
-                    return Victim(node, min(missing, payer.pages - payer.ceiling))
+                    return (node, min(missing, payer.pages - payer.ceiling))
         if wanting is None:
             return self._choose_in_order(None, missing, serial)
         if wanting.ceiling is not None:
             excess = wanting.pages + missing - wanting.ceiling
             node = wanting.line.first() if excess > 0 else None
             if node is not None:
-                return Victim(node, min(missing, excess))
+                return (node, min(missing, excess))
         if wanting.queued is None:  # sheltered from all but itself
             own = self._place_of_first(wanting)
             top = self._top(wanting, serial)
             if own is not None and (top is None or own < self._heap[0][0]):
                 node = wanting.line.first()
-                return None if node is None else Victim(node, missing)
+                return None if node is None else (node, missing)
         return self._choose_in_order(wanting, missing, serial)
 
     def _choose_in_order(self, wanting: Payer | None, missing: int, serial: int) -> Victim | None:
         top = self._top(wanting, serial)
-        node = None if top is None else top.line.first()
-        if top is None or node is None:
+        if top is None:
             return None
-        if top.floor and top is not wanting:
-            return Victim(node, min(missing, top.pages - top.floor))
-        return Victim(node, missing)
+        payer, node = top
+        if payer.floor and payer is not wanting:
+            return (node, min(missing, payer.pages - payer.floor))
+        return (node, missing)
 
-    def _top(self, wanting: Payer | None, serial: int) -> Payer | None:
-        """The payer whose first node goes first, its entry in the heap brought up to date; None when no line has any."""
+    def _top(self, wanting: Payer | None, serial: int) -> tuple[Payer, TreeNode] | None:
+        """The payer whose first node goes first, and that node, the heap brought up to date; None when no line has any."""
         heap = self._heap
         while heap:
             place, _, payer = heap[0]
@@ -283,10 +282,13 @@ class OwnerLines:
                 heapq.heappop(heap)
                 payer.queued = None
                 continue
-            true = self._place_of_first(payer)
-            if true == place:
-                return payer
-            if true is None and isinstance(payer.line, LruLine):
+            node = payer.line.first()
+            true: _Place | None = None
+            if node is not None:
+                true = self._place(payer, node)
+                if true == place:
+                    return payer, node
+            elif isinstance(payer.line, LruLine):
                 # Whoever comes into its line comes by an operation later than this one.
                 if place[1] >= serial:
                     return None
@@ -298,9 +300,12 @@ class OwnerLines:
                 heapq.heapreplace(heap, (true, next(self._numbers), payer))
         return None
 
+    def _place(self, payer: Payer, node: TreeNode) -> _Place:
+        return (payer.line.rank(node) if self._ranked else 0, self._used_at(node), -node.start)
+
     def _place_of_first(self, payer: Payer) -> _Place | None:
         node = payer.line.first()
-        return None if node is None else (payer.line.rank(node), self._used_at(node), -node.start)
+        return None if node is None else self._place(payer, node)
 
     def _lowered(self, payer: Payer) -> None:
         """A ranked line's first has become one of a lower rank."""
