@@ -286,3 +286,21 @@ def test_a_cache_without_a_host_tier_says_so() -> None:
     with pytest.raises(InternalError, match="no host tier"):
         _ = cache.transfers
     assert cache.evict_host(3) == 0
+
+
+def test_two_offloads_that_share_a_prefix_leave_it_behind_both_of_their_ends() -> None:
+    """Whichever ends last: the parent must not come up for eviction before its child."""
+    tree = Tree()
+    tree.put(1, 2, 3, 4)
+    first = tree.cache.transfers.begin_offload(tree.match(1, 2, 3, 4).last_device_node)
+    tree.put(1, 2, 5, 6)
+    second = tree.cache.transfers.begin_offload(tree.match(1, 2, 5, 6).last_device_node)
+    assert first is not None
+    assert second is not None
+    for copy in (second, first):
+        tree.cache.transfers.finish_offload(copy)
+        tree.check()
+    assert tree.cache.transfers.duplicate_pages == 2
+    assert tree.cache.evict_host(4) == 4
+    tree.check()
+    tree.check_at_rest()
