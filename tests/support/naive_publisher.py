@@ -1,9 +1,9 @@
 """A cache's books as anyone would keep them: a bag of names per tier; and names that make collisions and shards common."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from prefixmesh.cache.events import CacheSummary, Event, Removed, Stored, TierState
+from prefixmesh.cache.events import CacheSummary, TierState
 from prefixmesh.cache.publisher import CachePublisher
 from prefixmesh.cache.sharded_blocks import SHARD_SHIFT
 from prefixmesh.cache.tier import Tier
@@ -15,7 +15,7 @@ Sets = tuple[frozenset[Fingerprint], ...]
 
 ALPHABET: Names = tuple(
     Fingerprint((shard << SHARD_SHIFT) + low)
-    for shard, low in [(0, 1), (0, 2), (1, 1), (1, 3), (2, 5), (1023, 9)]
+    for shard, low in [(0, 1), (0, 2), (1, 1), (1, 3), (2, 5), (1023, 9), (1023, 4)]
 )
 """Few names, so that two blocks often have the same; several in a shard, and the first and last shard among them."""
 
@@ -95,13 +95,3 @@ def summary_of(epoch: Epoch, sequence: int, sets: Sets) -> CacheSummary:
 
 def sets_of(view: CacheView) -> Sets:
     return tuple(frozenset(view.blocks(tier)) for tier in Tier)
-
-
-def runs_of(events: Sequence[Event]) -> list[tuple[Fingerprint | None, Names]]:
-    assert all(isinstance(event, Stored) for event in events)
-    return [(event.parent, event.fingerprints) for event in events if isinstance(event, Stored)]
-
-
-def removals_of(events: Sequence[Event]) -> list[Names]:
-    assert all(isinstance(event, Removed) for event in events)
-    return [event.fingerprints for event in events if isinstance(event, Removed)]

@@ -15,7 +15,7 @@ from prefixmesh.ids import Epoch, Fingerprint
 from tests.support.naive_publisher import ALPHABET, EPOCHS, Names, make_publisher
 
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
-A, B, C, D, E, F = ALPHABET
+A, B, C, D, E, F = ALPHABET[:6]
 FIRST, SECOND = EPOCHS[:2]
 
 
@@ -141,6 +141,19 @@ def test_a_name_goes_with_the_last_block_that_has_it() -> None:
     publisher.removed(DEVICE, (A, B))
     assert publisher.events_since(FIRST, 1) == [Removed(FIRST, 2, DEVICE, (A, B))]
     publisher.check_invariants()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_any_number_of_blocks_may_have_one_name(together: bool) -> None:
+    """Told one by one or in one chain, the name goes with the last of them."""
+    publisher = make_publisher()
+    for chain in [(A,) * 5] if together else [(A,)] * 5:
+        publisher.stored(DEVICE, None, chain)
+    for _ in range(4):
+        publisher.removed(DEVICE, (A,))
+        assert publisher.summary() == (FIRST, 1, (TierState(1, A), TierState(0, 0)))
+    publisher.removed(DEVICE, (A,))
+    assert publisher.summary() == (FIRST, 2, (TierState(0, 0), TierState(0, 0)))
 
 
 def test_a_removal_announces_only_the_names_that_are_gone() -> None:
@@ -315,6 +328,15 @@ def test_several_snapshots_are_each_of_their_own_moment() -> None:
             publisher.stored(DEVICE, None, (D,))
             publisher.removed(DEVICE, (D,))
     assert [content(mine, DEVICE) for mine in parts] == [[], [A], [A, B]]
+
+
+def test_a_later_snapshot_that_ends_takes_no_protection_from_an_earlier_one() -> None:
+    """Each holds what it has still to read, whoever else has opened and closed since."""
+    publisher = publisher_with(A, C, F)
+    first, second = publisher.open_snapshot(), publisher.open_snapshot()
+    second.close()
+    publisher.stored(DEVICE, None, (B, D, E))
+    assert content(read_out(first), DEVICE) == sorted([A, C, F])
 
 
 def test_two_snapshots_of_an_empty_cache_stay_empty() -> None:

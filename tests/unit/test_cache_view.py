@@ -9,7 +9,7 @@ from prefixmesh.errors import InvariantError
 from tests.support.naive_publisher import ALPHABET, EPOCHS, make_publisher
 
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
-A, B, C, D, _, _ = ALPHABET
+A, B, C, D = ALPHABET[:4]
 FIRST, SECOND = EPOCHS[:2]
 
 
