@@ -1,5 +1,6 @@
 """Fingerprints and namespaces: the same bytes in every process, as the golden file says (F43)."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -10,9 +11,12 @@ from typing import Any
 import pytest
 import xxhash
 
+from prefixmesh.cache.base import RadixKey
 from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE, FINGERPRINT_VERSION, block_fingerprints
-from prefixmesh.cache.namespace import derive_namespace
-from prefixmesh.ids import Namespace
+from prefixmesh.cache.namespace import derive_namespace, public_namespace, tail_namespace
+from prefixmesh.cache.public import key_fingerprints, public_boundary
+from prefixmesh.fleet_secret import FleetSecret
+from prefixmesh.ids import Fingerprint, Namespace
 from prefixmesh.tokens import pack
 from tests.support.cache_kit import NS_A, NS_B
 
@@ -21,18 +25,84 @@ GOLDEN = ROOT / "tests" / "golden" / "fingerprints.json"
 
 ANOTHER_PROCESS = """
 import json, sys
-from prefixmesh.cache.fingerprint import block_fingerprints
-from prefixmesh.cache.namespace import derive_namespace
-from prefixmesh.tokens import pack
-golden = json.load(open(sys.argv[1]))
-print(json.dumps({
-    "namespaces": [derive_namespace(bytes.fromhex(golden["key"]), **v["fields"]).hex() for v in golden["namespaces"]],
-    "fingerprints": [
-        [f"{f:016x}" for f in block_fingerprints(bytes.fromhex(v["namespace"]), pack(v["tokens"]), v["block_size"])]
-        for v in golden["fingerprints"]
-    ],
-}))
+from tests.unit.test_fingerprint import made_from
+print(json.dumps(made_from(json.load(open(sys.argv[1])))))
 """
+
+
+def made_from(golden: dict[str, Any]) -> dict[str, Any]:
+    """Every value of the golden file that is computed, computed here from those that are given."""
+    key = bytes.fromhex(golden["key"])
+    secret = FleetSecret(bytes.fromhex(golden["fleet_secret"]))
+    return {
+        "namespaces": [derive_namespace(key, **vector["fields"]).hex() for vector in golden["namespaces"]],
+        "fingerprints": [
+            _hexadecimal(
+                block_fingerprints(_bytes(vector, "namespace"), pack(vector["tokens"]), vector["block_size"])
+            )
+            for vector in golden["fingerprints"]
+        ],
+        "fleet_namespace_key": secret.namespace_key().hex(),
+        "fleet_namespaces": [
+            derive_namespace(
+                secret.namespace_key(),
+                tenant=vector["tenant"],
+                adapter_digest="",
+                model_revision=vector["model_revision"],
+                caller_key=vector["caller_key"],
+                isolation=vector["isolation"],
+            ).hex()
+            for vector in golden["fleet_namespaces"]
+        ],
+        "public_namespaces": [
+            public_namespace(key, **vector["fields"]).hex() for vector in golden["public_namespaces"]
+        ],
+        "tail_namespaces": [
+            tail_namespace(_bytes(vector, "namespace"), Fingerprint(int(vector["boundary"], 16))).hex()
+            for vector in golden["tail_namespaces"]
+        ],
+        "public_prefixes": [_public_prefix(vector) for vector in golden["public_prefixes"]],
+    }
+
+
+def expected_of(golden: dict[str, Any]) -> dict[str, Any]:
+    """What ``made_from`` must make."""
+    public = ("boundary_tokens", "boundary", "tail", "fingerprints")
+    return {
+        "namespaces": [vector["namespace"] for vector in golden["namespaces"]],
+        "fingerprints": [vector["fingerprints"] for vector in golden["fingerprints"]],
+        "fleet_namespace_key": golden["fleet_namespace_key"],
+        "fleet_namespaces": [vector["namespace"] for vector in golden["fleet_namespaces"]],
+        "public_namespaces": [vector["namespace"] for vector in golden["public_namespaces"]],
+        "tail_namespaces": [vector["tail"] for vector in golden["tail_namespaces"]],
+        "public_prefixes": [{name: vector[name] for name in public} for vector in golden["public_prefixes"]],
+    }
+
+
+def _public_prefix(vector: dict[str, Any]) -> dict[str, Any]:
+    tokens, block_size = pack(vector["tokens"]), vector["block_size"]
+    prefix = public_boundary(
+        _bytes(vector, "public_namespace"),
+        pack(vector["tokens"][: vector["pinned_tokens"]]),
+        page_size=vector["page_size"],
+        block_size=block_size,
+    )
+    assert prefix is not None
+    key = prefix.key(_bytes(vector, "namespace"), tokens)
+    return {
+        "boundary_tokens": prefix.boundary_tokens,
+        "boundary": f"{prefix.fingerprint:016x}",
+        "tail": key.tail.hex(),
+        "fingerprints": _hexadecimal(key_fingerprints(key, block_size)),
+    }
+
+
+def _bytes(vector: dict[str, Any], name: str) -> Namespace:
+    return Namespace(bytes.fromhex(vector[name]))
+
+
+def _hexadecimal(fingerprints: list[Fingerprint]) -> list[str]:
+    return [f"{value:016x}" for value in fingerprints]
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +111,14 @@ def golden() -> dict[str, Any]:
     return loaded
 
 
-def test_namespaces_are_the_golden_ones(golden: dict[str, Any]) -> None:
-    """A change of a digest would make routers and workers of two versions disagree in silence."""
-    key = bytes.fromhex(golden["key"])
-    for vector in golden["namespaces"]:
-        assert derive_namespace(key, **vector["fields"]).hex() == vector["namespace"]
-
-
-def test_fingerprints_are_the_golden_ones(golden: dict[str, Any]) -> None:
-    """Router and worker share these vectors; a change of any needs a new FINGERPRINT_VERSION."""
+def test_what_is_made_is_what_the_golden_file_says(golden: dict[str, Any]) -> None:
+    """Router and worker share these vectors. A change of any would make two versions disagree in silence, and needs a new
+    FINGERPRINT_VERSION."""
     assert golden["fingerprint_version"] == FINGERPRINT_VERSION
-    for vector in golden["fingerprints"]:
-        namespace = bytes.fromhex(vector["namespace"])
-        fingerprints = block_fingerprints(namespace, pack(vector["tokens"]), vector["block_size"])
-        assert [f"{value:016x}" for value in fingerprints] == vector["fingerprints"]
+    made, expected = made_from(golden), expected_of(golden)
+    for name, values in expected.items():
+        assert made[name] == values, name
+        assert values, name
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "random"])
@@ -69,9 +133,7 @@ def test_another_process_makes_the_same_bytes(seed: str, golden: dict[str, Any])
         timeout=60,
         check=True,
     )
-    made = json.loads(done.stdout)
-    assert made["namespaces"] == [vector["namespace"] for vector in golden["namespaces"]]
-    assert made["fingerprints"] == [vector["fingerprints"] for vector in golden["fingerprints"]]
+    assert json.loads(done.stdout) == expected_of(golden)
 
 
 def test_a_fingerprint_is_the_chain_of_all_before_it() -> None:
@@ -80,6 +142,18 @@ def test_a_fingerprint_is_the_chain_of_all_before_it() -> None:
     first = xxhash.xxh3_64_intdigest(NS_A + pack(tokens[:4]))
     second = xxhash.xxh3_64_intdigest(first.to_bytes(8, "little") + pack(tokens[4:8]))
     assert block_fingerprints(NS_A, pack(tokens), 4) == [first, second]
+
+
+def test_a_tail_begins_its_own_chain_from_its_own_namespace() -> None:
+    """Written out: the public blocks' chain, a personalised BLAKE2b over namespace and boundary, and the chain from there."""
+    tokens = list(range(14))
+    public = block_fingerprints(NS_B, pack(tokens[:8]), 4)
+    digest = hashlib.blake2b(digest_size=16, person=b"prefixmesh/tail")
+    digest.update(NS_A + public[-1].to_bytes(8, "little"))
+    tail = [xxhash.xxh3_64_intdigest(digest.digest() + pack(tokens[8:12]))]
+    key = RadixKey(NS_B, pack(tokens), 8, tail_namespace(NS_A, public[-1]))
+    assert key.tail == digest.digest()
+    assert key_fingerprints(key, 4) == public + tail
 
 
 def test_only_whole_blocks_have_names() -> None:
