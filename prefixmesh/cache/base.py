@@ -55,6 +55,14 @@ class MatchResult(NamedTuple):
     """Tokens beyond ``matched_tokens`` that only the host holds: what a restore would bring."""
 
 
+class TierTokens(NamedTuple):
+    """How many tokens of a key each tier would give."""
+
+    device: int
+    host: int
+    """Beyond the device's."""
+
+
 class InsertResult(NamedTuple):
     """What an insert found already there."""
 

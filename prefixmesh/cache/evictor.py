@@ -37,8 +37,12 @@ class Evictor:
         given_up: list[bytes] = []
         names: list[Fingerprint] = []
         freed = 0
-        while freed < pages and (victim := lines.next_victim(owner, pages - freed, serial)) is not None:
+        while freed < pages:
+            victim = lines.next_victim(owner, pages, pages - freed, serial)
+            if victim is None:
+                break
             node, allowed = victim
+            parent = node.parent
             if len(node.pages) > allowed * INDEX_BYTES:
                 part = self._cut_device(node, allowed, names)
             elif not node.host_pages:
@@ -50,10 +54,13 @@ class Evictor:
                 part = accounts.demote(node)
             freed += len(part) // INDEX_BYTES
             given_up.append(part)
+            if lines.aside:
+                lines.child_left(parent)
         if names:
             self._events.removed(Tier.DEVICE, names)
         if lines.aside:
             for node in lines.settle():
+                accounts.serial += 1
                 accounts.touch_device_path(node)
         accounts.allocator.free(unpack_pages(b"".join(given_up)))
         return freed
@@ -65,8 +72,12 @@ class Evictor:
         given_up: list[bytes] = []
         names: list[Fingerprint] = []
         freed = 0
-        while freed < pages and (victim := host.lines.next_victim(owner, pages - freed, serial)) is not None:
+        while freed < pages:
+            victim = host.lines.next_victim(owner, pages, pages - freed, serial)
+            if victim is None:
+                break
             node, allowed = victim
+            parent = node.parent
             if len(node.host_pages) > allowed * INDEX_BYTES:
                 part = self._cut_host(host, node, allowed, names)
             else:
@@ -77,11 +88,14 @@ class Evictor:
                     self._seen.left(node.start, node.hash_value)
             freed += len(part) // INDEX_BYTES
             given_up.append(part)
+            if host.lines.aside:
+                host.lines.child_left(parent)
         if names:
             self._events.removed(Tier.HOST, names)
         if host.lines.aside:
             for node in host.lines.settle():
-                host.touch_path(node, serial)
+                accounts.serial += 1
+                host.touch_path(node, accounts.serial)
         host.allocator.free(unpack_pages(b"".join(given_up)))
         return freed
 

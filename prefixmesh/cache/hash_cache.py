@@ -138,7 +138,7 @@ class HashCache:
         given_up: list[bytes] = []
         freed = 0
         while freed < pages:
-            victim = accounts.lines.next_victim(owner, pages - freed, accounts.serial)
+            victim = accounts.lines.next_victim(owner, pages, pages - freed, accounts.serial)
             if victim is None:
                 break
             node, _ = victim
@@ -175,9 +175,23 @@ class HashCache:
         return f"HashCache(page_size={self._page_size}, {summary(self._accounts)})"
 
     def _names(self, key: RadixKey) -> list[bytes]:
-        """What the table knows each whole block of ``key`` by: the namespace itself, then the fingerprint."""
-        prints = self._fingerprints_of(key.namespace, key.tokens, HASH_BLOCK_SIZE)
-        return [key.namespace + fingerprint.to_bytes(8, "little") for fingerprint in prints]
+        """What the table knows each whole block of ``key`` by: the namespace it lies in, then the fingerprint.
+
+        Raises InternalError for a boundary that is not at whole blocks.
+        """
+        boundary = key.boundary_tokens * TOKEN_BYTES
+        if not boundary:
+            return self._names_in(key.namespace, key.tokens)
+        if boundary % _BLOCK_BYTES or len(key.tail) != len(key.namespace):
+            raise InternalError(
+                f"a boundary at {key.boundary_tokens} tokens is not at whole blocks of {HASH_BLOCK_SIZE}"
+            )
+        names = self._names_in(key.namespace, key.tokens[:boundary])
+        return names + self._names_in(key.tail, key.tokens[boundary:])
+
+    def _names_in(self, namespace: bytes, tokens: bytes) -> list[bytes]:
+        prints = self._fingerprints_of(namespace, tokens, HASH_BLOCK_SIZE)
+        return [namespace + fingerprint.to_bytes(8, "little") for fingerprint in prints]
 
     def _chain(self, key: RadixKey, names: list[bytes]) -> list[TreeNode]:
         """The cached blocks that ``key`` begins with; changes nothing."""

@@ -115,9 +115,10 @@ def _run(name: str, accounts: PageAccounts, checks: dict[str, Callable[[], None]
             raise broken_rule(name, group, str(broken), accounts) from broken
 
 
-def _require(condition: bool, what: str) -> None:  # noqa: FBT001 -- the condition is the point
+def _require(condition: bool, what: str, *about: object) -> None:  # noqa: FBT001 -- the condition is the point
+    """``what`` is filled in with ``about`` only when it must be said: saying it takes longer than checking."""
     if not condition:
-        raise _BrokenRuleError(what)
+        raise _BrokenRuleError(what.format(*about))
 
 
 def _path(node: TreeNode | None) -> Iterator[TreeNode]:
@@ -135,23 +136,23 @@ def _structure(state: _State, page_bytes: int) -> None:
     _require(root.parent is None and not root.on_device and not root.on_host, "the root holds something")
     _require(not NO_CHILDREN, "a leaf's shared table of no children has some")
     for node in state.nodes:
-        _require(node.on_device or node.on_host, f"{node} is on no tier")
-        _require(node.parent is not None and node.start == end_of(node.parent), f"{node} begins elsewhere")
+        _require(node.on_device or node.on_host, "{} is on no tier", node)
+        _require(node.parent is not None and node.start == end_of(node.parent), "{} begins elsewhere", node)
         for tier in Tier:
             value = _value(node, tier)
             fits = not len(value) or len(node.key) == len(value) * page_bytes
-            _require(fits, f"{node}: {len(node.key)} bytes of key")
+            _require(fits, "{}: {} bytes of key", node, len(node.key))
     for parent in (root, *state.nodes):
         for edge, child in parent.children.items():
             _require(
-                child.parent is parent and child.edge == edge, f"{child} and its parent {parent} disagree"
+                child.parent is parent and child.edge == edge, "{} and its parent {} disagree", child, parent
             )
 
 
 def _arrays(nodes: list[TreeNode]) -> None:
     for node in nodes:
         for packed in (node.key, node.pages, node.host_pages, node.edge):
-            _require(type(packed) is bytes, f"{node}: {type(packed)} may keep a larger array alive")
+            _require(type(packed) is bytes, "{}: {} may keep a larger array alive", node, type(packed))
 
 
 def _tiers(state: _State) -> None:
@@ -160,8 +161,8 @@ def _tiers(state: _State) -> None:
         parent = node.parent
         if parent is root or parent is None:
             continue
-        _require(not node.on_device or parent.on_device, f"{node} is on the device and its parent is not")
-        _require(not node.on_host or parent.on_host, f"{node} is on the host and its parent is not")
+        _require(not node.on_device or parent.on_device, "{} is on the device and its parent is not", node)
+        _require(not node.on_host or parent.on_host, "{} is on the host and its parent is not", node)
 
 
 def _pages(state: _State) -> None:
@@ -178,13 +179,21 @@ def _pages(state: _State) -> None:
         for holder, pages in values:
             for page in pages.tolist():
                 _require(
-                    page not in owner, f"{tier.name} page {page} is owned by {owner.get(page)} and {holder}"
+                    page not in owner,
+                    "{} page {} is owned by {} and {}",
+                    tier.name,
+                    page,
+                    owner.get(page),
+                    holder,
                 )
                 owner[page] = holder
         _require(len(owner) <= pool.total_pages - pool.free_pages, "nodes own more pages than are allocated")
         free = set(pool.listing().tolist())
         _require(
-            free.isdisjoint(owner), f"{tier.name} pages {sorted(free & owner.keys())[:8]} are owned and free"
+            free.isdisjoint(owner),
+            "{} pages {} are owned and free",
+            tier.name,
+            sorted(free & owner.keys())[:8],
         )
 
 
@@ -193,19 +202,19 @@ def _locks(state: _State) -> None:
     for node in (root, *state.nodes, *state.detached):
         children = node.children.values()
         below = sum(child.lock_ref for child in children)
-        _require(node.receipts >= 0, f"{node} has {node.receipts} receipts")
+        _require(node.receipts >= 0, "{} has {} receipts", node, node.receipts)
         _require(
-            node.lock_ref == node.receipts + below, f"{node}: {node.receipts} receipts and {below} below"
+            node.lock_ref == node.receipts + below, "{}: {} receipts and {} below", node, node.receipts, below
         )
         below = sum(child.host_ref_counter for child in children)
         held = node.host_receipts + below
-        _require(node.host_ref_counter == held, f"{node}: {held} host locks and {node.host_ref_counter}")
-        _require(node is root or node.on_device or not node.lock_ref, f"{node} is locked on the device")
-        _require(node is root or node.on_host or not node.host_ref_counter, f"{node} is locked on the host")
-        _require(node.pin_ref <= node.lock_ref, f"{node} has {node.pin_ref} pins")
+        _require(node.host_ref_counter == held, "{}: {} host locks and {}", node, held, node.host_ref_counter)
+        _require(node is root or node.on_device or not node.lock_ref, "{} is locked on the device", node)
+        _require(node is root or node.on_host or not node.host_ref_counter, "{} is locked on the host", node)
+        _require(node.pin_ref <= node.lock_ref, "{} has {} pins", node, node.pin_ref)
     for node in state.detached:
         locked = node.lock_ref + node.host_ref_counter
-        _require(locked > 0, f"{node} was cut off by a flush and nobody reads it")
+        _require(locked > 0, "{} was cut off by a flush and nobody reads it", node)
 
 
 def _ranks(state: _State) -> None:
@@ -213,8 +222,8 @@ def _ranks(state: _State) -> None:
         parent = node.parent
         if parent is None or parent is state.accounts.root:
             continue
-        _require(parent.priority >= node.priority, f"{parent} has a lower priority than its child {node}")
-        _require(parent.hit_count >= node.hit_count, f"{parent} has fewer hits than its child {node}")
+        _require(parent.priority >= node.priority, "{} has a lower priority than its child {}", parent, node)
+        _require(parent.hit_count >= node.hit_count, "{} has fewer hits than its child {}", parent, node)
 
 
 def _order(state: _State) -> None:
@@ -228,16 +237,16 @@ def _order(state: _State) -> None:
 def _check_lines(lines: OwnerLines, idle: list[TreeNode]) -> None:
     expected: dict[str, set[TreeNode]] = {payer.name: set() for payer in lines}
     for node in idle:
-        _require(node.payer.name in expected, f"{node} is on the account of an unknown payer")
+        _require(node.payer.name in expected, "{} is on the account of an unknown payer", node)
         expected[node.payer.name].add(node)
     for payer in lines:
         place = {node: index for index, node in enumerate(payer.line)}
-        _require(place.keys() == expected[payer.name], f"the line of {payer} is not its evictable nodes")
-        _require(len(place) == len(payer.line), f"{payer} has a node in line twice")
+        _require(place.keys() == expected[payer.name], "the line of {} is not its evictable nodes", payer)
+        _require(len(place) == len(payer.line), "{} has a node in line twice", payer)
         for node, index in place.items():
             parent = node.parent
             if parent in place:
-                _require(index < place[parent], f"{parent} would be evicted before its child {node}")
+                _require(index < place[parent], "{} would be evicted before its child {}", parent, node)
     lines.check_invariants()
 
 
@@ -252,8 +261,8 @@ def _payers(state: _State) -> None:
             pages[node.payer.name] = pages.get(node.payer.name, 0) + len(_value(node, tier))
         for payer in lines:
             owed = pages.pop(payer.name, 0)
-            _require(payer.pages == owed, f"{payer} pays for {owed} {tier.name} pages")
-        _require(not any(pages.values()), f"nobody pays for {pages}")
+            _require(payer.pages == owed, "{} pays for {} {} pages", payer, owed, tier.name)
+        _require(not any(pages.values()), "nobody pays for {}", pages)
 
 
 def _counts(state: _State) -> None:
@@ -261,17 +270,17 @@ def _counts(state: _State) -> None:
     nodes, all_nodes = state.nodes, (*state.nodes, *state.detached)
     cached = sum(len(node.value) for node in all_nodes)
     protected = sum(len(node.value) for node in all_nodes if node.lock_ref)
-    _require(accounts.cached_pages == cached, f"{cached} pages are cached")
-    _require(accounts.protected_pages == protected, f"{protected} pages are protected")
-    _require(accounts.node_count == len(nodes), f"there are {len(nodes)} nodes")
+    _require(accounts.cached_pages == cached, "{} pages are cached", cached)
+    _require(accounts.protected_pages == protected, "{} pages are protected", protected)
+    _require(accounts.node_count == len(nodes), "there are {} nodes", len(nodes))
     known = {page: node for node in state.detached for page in node.value.tolist()}
     _require(accounts.detached == known, "the detached pages are not the detached nodes' pages")
     if accounts.host is None:
         return
     cached = sum(len(node.host_value) for node in all_nodes)
     protected = sum(len(node.host_value) for node in all_nodes if node.host_ref_counter)
-    _require(accounts.host.cached_pages == cached, f"{cached} host pages are cached")
-    _require(accounts.host.protected_pages == protected, f"{protected} host pages are protected")
+    _require(accounts.host.cached_pages == cached, "{} host pages are cached", cached)
+    _require(accounts.host.protected_pages == protected, "{} host pages are protected", protected)
 
 
 def _edges(state: _State, page_bytes: int) -> None:
@@ -279,8 +288,8 @@ def _edges(state: _State, page_bytes: int) -> None:
         first_page = node.key[:page_bytes]
         begins = len(node.edge) == NAMESPACE_BYTES + page_bytes
         name = node.edge[NAMESPACE_BYTES:] if begins else node.edge
-        _require(name == first_page, f"{node} is not found by its first page")
-        _require(begins or node.parent is not state.accounts.root, f"{node} has no namespace")
+        _require(name == first_page, "{} is not found by its first page", node)
+        _require(begins or node.parent is not state.accounts.root, "{} has no namespace", node)
 
 
 def _fingerprints(root: TreeNode, page_bytes: int, block_size: int) -> None:
@@ -291,7 +300,7 @@ def _fingerprints(root: TreeNode, page_bytes: int, block_size: int) -> None:
         tokens = above + node.key
         names = block_fingerprints(namespace, tokens, block_size)
         before = len(above) // TOKEN_BYTES // block_size
-        _require(node.hash_value == tuple(names[before:]), f"{node} has other fingerprints than its tokens")
+        _require(node.hash_value == tuple(names[before:]), "{} has other fingerprints than its tokens", node)
         for child in node.children.values():
             if len(child.edge) == page_bytes:
                 stack.append((child, namespace, tokens))
@@ -301,12 +310,12 @@ def _fingerprints(root: TreeNode, page_bytes: int, block_size: int) -> None:
 
 def _copies(state: _State) -> None:
     for copy in state.copies:
-        _require(len(copy.device_pages) == len(copy.host_pages), f"{copy}: two lengths")
-        _require(not copy.device_lock.released and not copy.host_lock.released, f"{copy} is not locked")
+        _require(len(copy.device_pages) == len(copy.host_pages), "{}: two lengths", copy)
+        _require(not copy.device_lock.released and not copy.host_lock.released, "{} is not locked", copy)
         tier = Tier.DEVICE if isinstance(copy, Offload) else Tier.HOST
         path = [at for at in _path(copy.node) if at.start >= copy.start]
         source = [_value(at, tier) for at in reversed(path)]
         pages = copy.device_pages if tier is Tier.DEVICE else copy.host_pages
         _require(
-            np.concatenate([NO_PAGES, *source]).tolist() == pages.tolist(), f"{copy}: its source has moved"
+            np.concatenate([NO_PAGES, *source]).tolist() == pages.tolist(), "{}: its source has moved", copy
         )

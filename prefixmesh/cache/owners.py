@@ -164,8 +164,8 @@ class OwnerLines:
         self._heap: list[tuple[_Place, int, Payer]] = []
         self._above_ceiling: dict[Payer, None] = {}
         self._floored: list[Payer] = []
-        self.aside: list[TreeNode] = []
-        """Nodes out of line during an eviction, because a child of theirs is sheltered; see ``settle``."""
+        self.aside: dict[TreeNode, None] = {}
+        """Nodes out of line during an eviction, because a child of theirs is still there; see ``next_victim``."""
         self.clear()
 
     def clear(self) -> None:
@@ -211,11 +211,12 @@ class OwnerLines:
             return 0
         return sum(payer.sheltered_pages for payer in self._floored if payer.name != name)
 
-    def next_victim(self, name: str, missing: int, serial: int) -> Victim | None:
-        """Whose node goes next when ``name`` wants ``missing`` more pages; None when nothing may. See the module for the order.
+    def next_victim(self, name: str, wanted: int, missing: int, serial: int) -> Victim | None:
+        """Whose node goes next when ``name`` wants ``wanted`` pages, of which ``missing`` have not come yet; None when nothing may.
+        See the module for the order.
 
-        A node that comes up but cannot go, because a child of it is sheltered, stands aside until ``settle``, which ends the
-        operation. ``serial`` is the operation's number, higher than that of any use before.
+        A node that comes up but cannot go, because a child of it is still there, stands aside until ``child_left`` finds it a leaf,
+        or until ``settle``, which ends the operation. ``serial`` is the operation's number, higher than that of any use before.
         """
         if len(self._payers) == 1:  # NOBODY alone, as long as owners are not told
             payer = self._payers[NOBODY]
@@ -223,24 +224,34 @@ class OwnerLines:
                 node = payer.line.first()
                 return None if node is None else (node, missing)
         wanting = self._payers.get(name)
-        while (victim := self._choose(wanting, missing, serial)) is not None:
+        while (victim := self._choose(wanting, wanted, missing, serial)) is not None:
             node = victim[0]
             if node.children is NO_CHILDREN or not self._is_inner(node):
                 return victim
             self._payers[node.payer.name].leave(node)
-            self.aside.append(node)
+            self.aside[node] = None
         return None
 
+    def child_left(self, parent: TreeNode | None) -> None:
+        """A child of ``parent`` has left the tier: if the parent stands aside and is a leaf now, it is back where it stood, before
+        all others of its line. To be called for each victim while ``aside`` is not empty. O(its children)."""
+        if parent in self.aside and parent is not None and not self._is_inner(parent):
+            del self.aside[parent]
+            payer = self._payers[parent.payer.name]
+            payer.enter_first(parent)
+            self._lowered(payer)
+
     def settle(self) -> list[TreeNode]:
-        """Put what stood aside back in line; returns it, deepest first, for the caller to touch the paths of: each is in use
-        by a sheltered child. To be called after the last ``next_victim`` of an operation when ``aside`` is not empty. O(1)
-        each."""
-        aside, self.aside = self.aside, []
+        """Put what stands aside back in line; returns it, in the order passed over, for the caller to touch one path after
+        another: each is in use by a sheltered child. To be called after the last ``next_victim`` of an operation when ``aside`` is
+        not empty. O(1) each."""
+        aside = list(self.aside)
+        self.aside.clear()
         for node in aside:
             self._payers[node.payer.name].enter(node)
         return aside
 
-    def _choose(self, wanting: Payer | None, missing: int, serial: int) -> Victim | None:
+    def _choose(self, wanting: Payer | None, wanted: int, missing: int, serial: int) -> Victim | None:
         if self._above_ceiling:
             for payer in self._above_ceiling:
                 node = payer.line.first()
@@ -249,7 +260,7 @@ class OwnerLines:
         if wanting is None:
             return self._choose_in_order(None, missing, serial)
         if wanting.ceiling is not None:
-            excess = wanting.pages + missing - wanting.ceiling
+            excess = wanting.pages + wanted - wanting.ceiling
             node = wanting.line.first() if excess > 0 else None
             if node is not None:
                 return (node, min(missing, excess))
@@ -308,7 +319,7 @@ class OwnerLines:
         return None if node is None else self._place(payer, node)
 
     def _lowered(self, payer: Payer) -> None:
-        """A ranked line's first has become one of a lower rank."""
+        """A line's first has become one that goes sooner."""
         if payer.floor and payer.pages <= payer.floor:
             return
         place = self._place_of_first(payer)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from prefixmesh.cache.accounting import NO_QUOTAS, PageAccounts
-from prefixmesh.cache.base import InsertResult, MatchResult, PageIndices, RadixKey
+from prefixmesh.cache.base import InsertResult, MatchResult, PageIndices, RadixKey, TierTokens
 from prefixmesh.cache.drawing import draw
 from prefixmesh.cache.events import NO_EVENTS, EventSink
 from prefixmesh.cache.eviction import EvictionPolicy
@@ -78,7 +78,7 @@ DEFAULT_OPTIONS: Final = RadixOptions()
 class RadixCache:
     """Prefix cache with edges of any length. Implements ``PrefixCache``; not thread-safe.
 
-    * look up: ``match_prefix``, ``peek``
+    * look up: ``match_prefix``, ``peek``, ``peek_tiers``
     * keep: ``insert``, ``lock``, ``release``, ``pins``
     * give up: ``evict``, ``evict_host``, ``flush``
     * move between the tiers: ``transfers``
@@ -200,6 +200,17 @@ class RadixCache:
         """Tokens that ``match_prefix`` would find on the device; neither splits nor touches. Same cost."""
         _, _, position, _, _ = walk_device(self._accounts.root, key, self._page_bytes)
         return position // TOKEN_BYTES
+
+    def peek_tiers(self, key: RadixKey) -> TierTokens:
+        """What ``match_prefix`` would find on each tier: on the device, and beyond that on the host alone. As ``peek``."""
+        node, _, position, inside, _ = walk_device(self._accounts.root, key, self._page_bytes)
+        device_bytes = position
+        while inside is None and (taken := step(node, key, position, self._page_bytes)) is not None:
+            node = taken.child
+            position += taken.shared_bytes
+            if taken.shared_bytes < len(node.key):
+                break
+        return TierTokens(device_bytes // TOKEN_BYTES, (position - device_bytes) // TOKEN_BYTES)
 
     def insert(
         self, key: RadixKey, pages: PageIndices, now: float, *, priority: int = 0, owner: str = NOBODY
@@ -332,8 +343,8 @@ class RadixCache:
             )
 
     def _make_room(self, tier: Tier, pages: int, owner: str) -> PageIndices | None:
-        """For ``transfers``: so many pages of a tier, evicting if need be; None, having evicted nothing, when that is not
-        enough."""
+        """For ``transfers``: so many pages of a tier, evicting if need be; None when that is not enough, having evicted nothing
+        unless ``evictable_for`` promised too much."""
         allocator = self._accounts.allocator
         evictable = self._accounts.evictable_for
         evict = self.evict

@@ -2,10 +2,12 @@
 
 import pytest
 
+from prefixmesh.cache.base import RadixKey
 from prefixmesh.cache.hash_cache import HASH_BLOCK_SIZE, HashCache
 from prefixmesh.cache.pages import PageAllocator
-from prefixmesh.errors import ConfigError
-from prefixmesh.ids import Fingerprint
+from prefixmesh.errors import ConfigError, InternalError
+from prefixmesh.ids import Fingerprint, Namespace
+from prefixmesh.tokens import pack
 from tests.support.cache_kit import NS_A, NS_B, as_pages, insert_prompt, key_of, take
 
 
@@ -123,3 +125,18 @@ def test_repr_and_drawing() -> None:
         "  namespace 61616161: 16 tokens device [0] lock_ref=0 receipts=0 hit_count=0 last_access_time=0",
         "    16 tokens device [1] lock_ref=0 receipts=0 hit_count=0 last_access_time=0",
     ]
+
+
+def test_a_private_tail_is_its_tenants_alone() -> None:
+    """A key with a boundary shares what lies before it, and nothing behind it."""
+    cache, allocator = make(page_size=16, pages=20)
+    tokens, tails = pack(range(64)), [Namespace(name * 16) for name in (b"x", b"y")]
+    mine, theirs = (RadixKey(NS_A, tokens, 32, tail) for tail in tails)
+    cache.insert(mine, take(allocator, 4), 0.0)
+    assert (cache.peek(mine), cache.peek(theirs)) == (64, 32)
+    assert cache.peek(RadixKey(NS_A, tokens)) == 32
+    cache.insert(theirs, take(allocator, 4), 1.0)
+    assert cache.evictable_pages == 6
+    cache.check_invariants()
+    with pytest.raises(InternalError, match="boundary at 8 tokens"):
+        cache.peek(RadixKey(NS_A, tokens, 8, tails[0]))

@@ -304,3 +304,14 @@ def test_two_offloads_that_share_a_prefix_leave_it_behind_both_of_their_ends() -
     assert tree.cache.evict_host(4) == 4
     tree.check()
     tree.check_at_rest()
+
+
+def test_a_peek_at_both_tiers_says_what_a_match_would_and_changes_nothing() -> None:
+    tree = Tree()
+    tree.demote(1, 2, 3, 4)
+    tree.put(1, 2)
+    for tokens in ((1, 2, 3, 4, 5), (1, 2, 3, 9), (1, 2, 9), (1,), (9,), ()):
+        before = tree.cache.render()
+        peeked = tree.cache.peek_tiers(key_of(tokens))
+        assert tree.cache.render() == before
+        assert peeked == tree.found(*tokens)

@@ -178,3 +178,22 @@ def test_a_bad_quota_is_refused() -> None:
         Quota(floor_pages=-1)
     with pytest.raises(ConfigError, match="ceiling_pages"):
         Quota(floor_pages=5, ceiling_pages=4)
+
+
+@pytest.mark.parametrize("lengths", [[4], [1, 1, 1, 1], [3, 1]])
+def test_what_an_owner_at_its_ceiling_gives_does_not_depend_on_its_nodes(lengths: list[int]) -> None:
+    """It has four of four and wants four: four of its own go, in however many nodes they are."""
+    tree = Tree({A: Quota(ceiling_pages=4)})
+    tree.put(B, [6, 7, 8, 9])
+    for number, length in enumerate(lengths):
+        tree.put(A, [10 * number] * length)
+    assert tree.evict(4, A) == 4
+    assert (tree.pays(A), tree.pays(B)) == (0, 4)
+
+
+def test_a_node_above_its_ceiling_goes_in_one_call_with_the_child_that_kept_it() -> None:
+    """Its owner is asked first, but another's leaf hangs below: once that has gone, it is its turn again."""
+    tree = Tree({A: Quota(ceiling_pages=0)})
+    tree.put(A, [1, 2])
+    tree.put(B, [1, 2, 3], namespace=A)
+    assert tree.evict(3, C) == 3
