@@ -35,10 +35,10 @@ class PageAccounts:
         self.allocator = allocator
         self.host = host
         """The second tier; None when there is none."""
-        self.lines = OwnerLines(policy, quotas, _device_pages, "serial")
-        self.gone = Payer("(cut off by a flush)", LruLine(), Quota(), _device_pages)
-        """Whose account cut-off nodes are on: entering its line, which a release does, frees them."""
-        self.gone.enter = self._free_detached
+        self.lines = OwnerLines(policy, quotas, _device_pages, "serial", "lock_ref")
+        self.gone = Payer("(cut off by a flush)", LruLine(), Quota())
+        """Whose account cut-off nodes are on: a last use in its line, which their last release is, frees them."""
+        self.gone.line.refresh = self._free_detached
         self.root = self._make_root()
         self.cached_pages = 0
         """Device pages of all nodes, cut-off ones among them."""
@@ -72,7 +72,7 @@ class PageAccounts:
         self.cached_pages += pages
         payer = node.payer
         payer.pages += pages
-        payer.enter(node)
+        payer.line.enter(node)
         if payer.watched:
             self.lines.changed(payer)
 
@@ -85,7 +85,7 @@ class PageAccounts:
         pages = len(packed) // INDEX_BYTES
         self.cached_pages += pages
         payer.pages += pages
-        payer.enter(node)
+        payer.line.enter(node)
         self.lines.changed(payer)
 
     def split(self, node: TreeNode, key_bytes: int, pages: int, lower_edge: bytes, blocks: int) -> TreeNode:
@@ -120,8 +120,7 @@ class PageAccounts:
             upper.pages = node.pages[: pages * INDEX_BYTES]
             node.pages = node.pages[pages * INDEX_BYTES :]
             if not node.lock_ref:
-                node.payer.shrink(pages)
-                node.payer.enter(upper)
+                node.payer.line.enter(upper)
         if node.host_pages and self.host is not None:
             self.host.split(node, upper, pages)
         return upper
@@ -137,7 +136,11 @@ class PageAccounts:
             node.serial = serial
             node.hit_count += hits
             if not node.lock_ref:
-                node.payer.refresh(node)
+                line = node.payer.line
+                try:
+                    line.refresh(node)
+                except KeyError:
+                    line.put_last(node)
             node = parent
 
     def _touch_tiers(self, host: HostTier, node: TreeNode, now: float, hits: int) -> None:
@@ -146,7 +149,7 @@ class PageAccounts:
             node.hit_count += hits
             if node.pages and not node.lock_ref:
                 node.serial = self.serial
-                node.payer.refresh(node)
+                node.payer.line.put_last(node)
             host.touch(node, self.serial)
             node = parent
 
@@ -163,7 +166,7 @@ class PageAccounts:
         while (parent := at.parent) is not None:
             if at.pages and not at.lock_ref:
                 at.serial = self.serial
-                at.payer.refresh(at)
+                at.payer.line.put_last(at)
             at = parent
 
     def raise_priority(self, node: TreeNode, priority: int) -> None:
@@ -187,7 +190,8 @@ class PageAccounts:
         while (parent := node.parent) is not None:
             if not node.lock_ref:
                 protected += len(node.pages)
-                node.payer.leave(node)
+                if node.payer.floor:
+                    node.payer.locked_pages += len(node.pages) // INDEX_BYTES
             node.lock_ref += 1
             node = parent
         node.lock_ref += 1
@@ -212,7 +216,13 @@ class PageAccounts:
             if not node.lock_ref:
                 protected += len(node.pages)
                 node.serial = serial
-                node.payer.enter(node)
+                payer = node.payer
+                if payer.floor:
+                    payer.locked_pages -= len(node.pages) // INDEX_BYTES
+                try:
+                    payer.line.refresh(node)
+                except KeyError:
+                    payer.line.put_last(node)
             node = parent
         node.lock_ref -= 1
         self.protected_pages -= protected // INDEX_BYTES
@@ -232,7 +242,7 @@ class PageAccounts:
         O(1)."""
         assert not node.lock_ref
         packed = node.pages
-        node.payer.leave(node)
+        node.payer.line.leave(node)
         node.pages = b""
         self._count_out(node.payer, len(packed) // INDEX_BYTES)
         return packed
@@ -247,7 +257,6 @@ class PageAccounts:
         node.key = node.key[:key_bytes]
         node.pages = node.pages[:kept]
         node.hash_value = node.hash_value[:blocks]
-        node.payer.shrink(pages)
         self._count_out(node.payer, pages)
         return tail
 

@@ -113,8 +113,8 @@ class Evictor:
         upper = self._split(node, kept)
         part = accounts.demote(node)
         names += node.hash_value
-        upper.payer.leave(upper)
-        upper.payer.enter_first(upper)
+        upper.payer.line.leave(upper)
+        upper.payer.line.put_first(upper)
         if accounts.host is not None:
             accounts.host.touch_path(upper, accounts.serial)
         return part

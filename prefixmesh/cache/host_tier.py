@@ -20,7 +20,7 @@ class HostTier:
 
     def __init__(self, allocator: PageAllocator, policy: EvictionPolicy, quotas: Mapping[str, Quota]) -> None:
         self.allocator = allocator
-        self.lines = OwnerLines(policy, quotas, _host_pages, "host_serial")
+        self.lines = OwnerLines(policy, quotas, _host_pages, "host_serial", "host_ref_counter")
         self.cached_pages = 0
         """Host pages of all nodes, cut-off ones among them."""
         self.protected_pages = 0
@@ -44,7 +44,7 @@ class HostTier:
         pages = len(packed) // INDEX_BYTES
         self.cached_pages += pages
         payer.pages += pages
-        payer.enter(node)
+        payer.line.enter(node)
         self.lines.changed(payer)
 
     def strip(self, node: TreeNode) -> bytes:
@@ -52,7 +52,7 @@ class HostTier:
         assert not node.host_ref_counter
         packed = node.host_pages
         payer = self._payer(node)
-        payer.leave(node)
+        payer.line.leave(node)
         node.host_pages = b""
         self._count_out(payer, len(packed) // INDEX_BYTES)
         return packed
@@ -64,9 +64,7 @@ class HostTier:
         kept = len(node.host_pages) - pages * INDEX_BYTES
         tail = node.host_pages[kept:]
         node.host_pages = node.host_pages[:kept]
-        payer = self._payer(node)
-        payer.shrink(pages)
-        self._count_out(payer, pages)
+        self._count_out(self._payer(node), pages)
         return tail
 
     def split(self, node: TreeNode, upper: TreeNode, pages: int) -> None:
@@ -76,15 +74,13 @@ class HostTier:
         upper.host_pages = node.host_pages[: pages * INDEX_BYTES]
         node.host_pages = node.host_pages[pages * INDEX_BYTES :]
         if not node.host_ref_counter:
-            payer = self._payer(node)
-            payer.shrink(pages)
-            payer.enter(upper)
+            self._payer(node).line.enter(upper)
 
     def touch(self, node: TreeNode, serial: int) -> None:
         """Note a use of one node; the path is touched deepest first. O(1)."""
         if node.host_pages and not node.host_ref_counter:
             node.host_serial = serial
-            self._payer(node).refresh(node)
+            self._payer(node).line.put_last(node)
 
     def touch_path(self, node: TreeNode, serial: int) -> None:
         """Note a use of the path from ``node`` to the root. O(depth)."""
@@ -95,9 +91,9 @@ class HostTier:
 
     def put_first(self, node: TreeNode) -> None:
         """Let what is left of the node that was first in its line stand in its place. O(1)."""
-        payer = self._payer(node)
-        payer.leave(node)
-        payer.enter_first(node)
+        line = self._payer(node).line
+        line.leave(node)
+        line.put_first(node)
 
     def lock(self, node: TreeNode) -> LockReceipt:
         """Protect the copies on the path from ``node`` to the root. O(depth)."""
@@ -106,7 +102,7 @@ class HostTier:
         while (parent := node.parent) is not None:
             if not node.host_ref_counter:
                 self.protected_pages += _host_pages(node)
-                self._payer(node).leave(node)
+                self._payer(node).locked_pages += _host_pages(node)
             node.host_ref_counter += 1
             node = parent
         node.host_ref_counter += 1
@@ -131,7 +127,9 @@ class HostTier:
                     self._free_detached(node)
                 else:
                     node.host_serial = serial
-                    self._payer(node).enter(node)
+                    payer = self._payer(node)
+                    payer.locked_pages -= _host_pages(node)
+                    payer.line.put_last(node)
             node = parent
         node.host_ref_counter -= 1
 

@@ -67,26 +67,11 @@ Victim = tuple[TreeNode, int]
 
 
 class Payer:
-    """One account. ``enter``, ``leave`` and ``refresh`` are its line's, or, where a floor must be watched, count as well."""
+    """One account, and the line of its nodes."""
 
-    __slots__ = (
-        "ceiling",
-        "enter",
-        "floor",
-        "idle_pages",
-        "leave",
-        "line",
-        "name",
-        "pages",
-        "queued",
-        "refresh",
-        "size_of",
-        "watched",
-    )
+    __slots__ = ("ceiling", "floor", "line", "locked_pages", "name", "pages", "queued", "watched")
 
-    def __init__(
-        self, name: str, line: EvictionLine, quota: Quota, size_of: Callable[[TreeNode], int]
-    ) -> None:
+    def __init__(self, name: str, line: EvictionLine, quota: Quota) -> None:
         self.name = name
         self.line = line
         self.floor = quota.floor_pages
@@ -95,42 +80,18 @@ class Payer:
         """Whether a change of ``pages`` must be told to ``OwnerLines.changed``."""
         self.pages = 0
         """Pages of this tier that it pays for."""
-        self.idle_pages = 0
-        """Those of them that are in line; kept only where there is a floor."""
+        self.locked_pages = 0
+        """Those of them that are locked; kept only where there is a floor."""
         self.queued: _Place | None = None
         """Its valid entry in the heap; None when it is not there."""
-        self.enter = line.enter
-        self.leave = line.leave
-        self.refresh = line.refresh
-        self.size_of = size_of
-        if self.floor:
-            self.enter, self.leave = self._enter_counted, self._leave_counted
-
-    def _enter_counted(self, node: TreeNode) -> None:
-        self.idle_pages += self.size_of(node)
-        self.line.enter(node)
-
-    def _leave_counted(self, node: TreeNode) -> None:
-        self.idle_pages -= self.size_of(node)
-        self.line.leave(node)
-
-    def enter_first(self, node: TreeNode) -> None:
-        """Put a node before all others of its rank. O(1)."""
-        if self.floor:
-            self.idle_pages += self.size_of(node)
-        self.line.enter_first(node)
-
-    def shrink(self, pages: int) -> None:
-        """A node that stays in line has ``pages`` pages less there than before, gone or in another node. O(1)."""
-        if self.floor:
-            self.idle_pages -= pages
 
     @property
     def sheltered_pages(self) -> int:
         """Evictable pages that the floor keeps from others. O(1)."""
         if not self.floor:
             return 0
-        return self.idle_pages - min(self.idle_pages, max(0, self.pages - self.floor))
+        idle = self.pages - self.locked_pages
+        return idle - min(idle, max(0, self.pages - self.floor))
 
     def __repr__(self) -> str:
         ceiling = "" if self.ceiling is None else f", ceiling={self.ceiling}"
@@ -151,13 +112,16 @@ class OwnerLines:
         quotas: Mapping[str, Quota],
         size_of: Callable[[TreeNode], int],
         serial_slot: str,
+        lock_slot: str,
     ) -> None:
-        """``size_of`` says how many pages of this tier a node has; ``serial_slot`` names where it keeps which operation used
-        them last."""
+        """``size_of`` says how many pages of this tier a node has; the slots are where it keeps which operation used them last,
+        and how many locks protect them."""
         self._policy: EvictionPolicy = policy
         self._quotas = dict(quotas)
         self._size_of = size_of
         self._used_at: Callable[[TreeNode], int] = attrgetter(serial_slot)
+        self.is_locked: Callable[[TreeNode], int] = attrgetter(lock_slot)
+        """Truthy for a node that a lock protects on this tier."""
         self._ranked = policy != "lru"
         self._payers: dict[str, Payer] = {}
         self._numbers = itertools.count()
@@ -183,7 +147,7 @@ class OwnerLines:
         if payer is None:
             quota = self._quotas.get(name, _NO_QUOTA)
             line = make_line(self._policy)
-            payer = self._payers[name] = Payer(name, line, quota, self._size_of)
+            payer = self._payers[name] = Payer(name, line, quota)
             if payer.floor:
                 self._floored.append(payer)
             elif isinstance(line, LruLine):
@@ -221,14 +185,14 @@ class OwnerLines:
         if len(self._payers) == 1:  # NOBODY alone, as long as owners are not told
             payer = self._payers[NOBODY]
             if not payer.watched:
-                node = payer.line.first()
+                node = self._first(payer)
                 return None if node is None else (node, missing)
         wanting = self._payers.get(name)
         while (victim := self._choose(wanting, wanted, missing, serial)) is not None:
             node = victim[0]
             if node.children is NO_CHILDREN or not self._is_inner(node):
                 return victim
-            self._payers[node.payer.name].leave(node)
+            self._payers[node.payer.name].line.leave(node)
             self.aside[node] = None
         return None
 
@@ -238,7 +202,7 @@ class OwnerLines:
         if parent in self.aside and parent is not None and not self._is_inner(parent):
             del self.aside[parent]
             payer = self._payers[parent.payer.name]
-            payer.enter_first(parent)
+            payer.line.put_first(parent)
             self._lowered(payer)
 
     def settle(self) -> list[TreeNode]:
@@ -248,27 +212,27 @@ class OwnerLines:
         aside = list(self.aside)
         self.aside.clear()
         for node in aside:
-            self._payers[node.payer.name].enter(node)
+            self._payers[node.payer.name].line.enter(node)
         return aside
 
     def _choose(self, wanting: Payer | None, wanted: int, missing: int, serial: int) -> Victim | None:
         if self._above_ceiling:
             for payer in self._above_ceiling:
-                node = payer.line.first()
+                node = self._first(payer)
                 if node is not None and payer.ceiling is not None:
                     return (node, min(missing, payer.pages - payer.ceiling))
         if wanting is None:
             return self._choose_in_order(None, missing, serial)
         if wanting.ceiling is not None:
             excess = wanting.pages + wanted - wanting.ceiling
-            node = wanting.line.first() if excess > 0 else None
+            node = self._first(wanting) if excess > 0 else None
             if node is not None:
                 return (node, min(missing, excess))
         if wanting.queued is None:  # sheltered from all but itself
             own = self._place_of_first(wanting)
             top = self._top(wanting, serial)
             if own is not None and (top is None or own < self._heap[0][0]):
-                node = wanting.line.first()
+                node = self._first(wanting)
                 return None if node is None else (node, missing)
         return self._choose_in_order(wanting, missing, serial)
 
@@ -293,7 +257,7 @@ class OwnerLines:
                 heapq.heappop(heap)
                 payer.queued = None
                 continue
-            node = payer.line.first()
+            node = self._first(payer)
             true: _Place | None = None
             if node is not None:
                 true = self._place(payer, node)
@@ -311,11 +275,20 @@ class OwnerLines:
                 heapq.heapreplace(heap, (true, next(self._numbers), payer))
         return None
 
+    def _first(self, payer: Payer) -> TreeNode | None:
+        """The payer's first node that is not locked; locked ones that came up are taken out of line. O(1), amortised over locks."""
+        line = payer.line
+        node = line.first()
+        while node is not None and self.is_locked(node):
+            line.leave(node)
+            node = line.first()
+        return node
+
     def _place(self, payer: Payer, node: TreeNode) -> _Place:
         return (payer.line.rank(node) if self._ranked else 0, self._used_at(node), -node.start)
 
     def _place_of_first(self, payer: Payer) -> _Place | None:
-        node = payer.line.first()
+        node = self._first(payer)
         return None if node is None else self._place(payer, node)
 
     def _lowered(self, payer: Payer) -> None:
@@ -339,22 +312,20 @@ class OwnerLines:
     def check_invariants(self) -> None:
         """Recompute what a quota keeps count of; raises InvariantError. O(payers + their evictable nodes)."""
         for payer in self._payers.values():
-            idle = sum(self._size_of(node) for node in payer.line)
+            idle = [node for node in payer.line if not self.is_locked(node)]
             above = payer.ceiling is not None and payer.pages > payer.ceiling
-            if payer.floor and payer.idle_pages != idle:
-                raise InvariantError(f"{payer!r}: {idle} pages are in line, {payer.idle_pages} are counted")
+            if payer.floor and payer.pages - payer.locked_pages != sum(map(self._size_of, idle)):
+                raise InvariantError(f"{payer!r}: {payer.locked_pages} pages are counted as locked")
             if above != (payer in self._above_ceiling):
                 raise InvariantError(f"{payer!r} is {'not ' * above}listed as above its ceiling")
-            if self._must_be_queued(payer) and payer.queued is None:
+            sheltered = payer.floor and payer.pages <= payer.floor
+            if idle and not sheltered and payer.queued is None:
                 raise InvariantError(f"{payer!r} has something to give and is not in the heap")
         if self.aside:
             raise InvariantError(f"{len(self.aside)} nodes still stand aside")
         entries = {entry[2]: entry[0] for entry in self._heap if entry[2].queued is entry[0]}
         if any(payer.queued is not None and payer not in entries for payer in self._payers.values()):
             raise InvariantError("a payer's entry is not in the heap")
-
-    def _must_be_queued(self, payer: Payer) -> bool:
-        return len(payer.line) > 0 and (not payer.floor or payer.pages > payer.floor)
 
     def __iter__(self) -> Iterator[Payer]:
         return iter(self._payers.values())

@@ -70,12 +70,13 @@ def invent_a_lock(cache: RadixCache) -> None:
     parts(cache)[2].lock_ref = 1
 
 
-def put_a_locked_node_in_line(cache: RadixCache) -> None:
-    cache._accounts.lines.payer("").enter(parts(cache)[1])
+def put_a_stranger_in_line(cache: RadixCache) -> None:
+    payer = cache._accounts.lines.payer("")
+    payer.line.enter(TreeNode(None, b"", b"", b"", 0.0, payer))
 
 
 def take_a_node_out_of_line(cache: RadixCache) -> None:
-    cache._accounts.lines.payer("").leave(parts(cache)[2])
+    cache._accounts.lines.payer("").line.leave(parts(cache)[2])
 
 
 def miscount_evictable(cache: RadixCache) -> None:
@@ -102,7 +103,7 @@ def miscount_nodes(cache: RadixCache) -> None:
         (own_a_free_page, "pages"),
         (drop_a_lock, "locks"),
         (invent_a_lock, "locks"),
-        (put_a_locked_node_in_line, "order"),
+        (put_a_stranger_in_line, "order"),
         (take_a_node_out_of_line, "order"),
         (miscount_evictable, "counts"),
         (miscount_protected, "counts"),
@@ -126,7 +127,7 @@ def test_a_child_behind_its_parent_in_line_is_found() -> None:
     insert_prompt(cache, allocator, [1, 2])
     leaf = insert_prompt(cache, allocator, [1, 2, 3]).last_device_node
     assert isinstance(leaf, TreeNode)
-    leaf.payer.refresh(leaf)
+    leaf.payer.line.put_last(leaf)
     with pytest.raises(InvariantError, match=r"order: .* before its child"):
         cache.check_invariants()
 
