@@ -232,8 +232,12 @@ class PageAccounts:
         free. O(1)."""
         assert node.children is NO_CHILDREN
         assert not node.host_pages
+        assert not node.lock_ref
+        packed = node.pages
+        payer = node.payer
+        payer.line.leave(node)
         self.node_count -= 1
-        packed = self.demote(node)
+        self._count_out(payer, len(packed) // INDEX_BYTES)
         node.unlink()
         return packed
 

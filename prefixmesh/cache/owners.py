@@ -221,22 +221,16 @@ class OwnerLines:
                 node = self._first(payer)
                 if node is not None and payer.ceiling is not None:
                     return (node, min(missing, payer.pages - payer.ceiling))
-        if wanting is None:
-            return self._choose_in_order(None, missing, serial)
-        if wanting.ceiling is not None:
+        if wanting is not None and wanting.ceiling is not None:
             excess = wanting.pages + wanted - wanting.ceiling
             node = self._first(wanting) if excess > 0 else None
             if node is not None:
                 return (node, min(missing, excess))
-        if wanting.queued is None:  # sheltered from all but itself
+        if wanting is not None and wanting.queued is None:  # sheltered from all but itself
             own = self._place_of_first(wanting)
-            top = self._top(wanting, serial)
-            if own is not None and (top is None or own < self._heap[0][0]):
+            if own is not None and (self._top(wanting, serial) is None or own < self._heap[0][0]):
                 node = self._first(wanting)
                 return None if node is None else (node, missing)
-        return self._choose_in_order(wanting, missing, serial)
-
-    def _choose_in_order(self, wanting: Payer | None, missing: int, serial: int) -> Victim | None:
         top = self._top(wanting, serial)
         if top is None:
             return None

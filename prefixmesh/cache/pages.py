@@ -25,18 +25,17 @@ class PageAllocator:
     def __init__(self, total_pages: int) -> None:
         if total_pages < 1:
             raise ConfigError(f"total_pages must be at least 1, got {total_pages}")
-        # stack[:free] are the free pages; what lies above is scratch. Highest first, so that page 0 is given out first.
-        self._stack = np.arange(total_pages - 1, -1, -1, dtype=np.int32)
+        # stack[top:] are the free pages, the next to be given out first; what lies before is scratch.
+        self._stack = np.arange(total_pages, dtype=np.int32)
         self._places = np.arange(1, total_pages + 1, dtype=np.int32)
-        self._mark = np.empty(total_pages, dtype=np.int32)
-        self._mark[self._stack] = self._places
-        self._free = total_pages
+        self._mark = self._places.copy()
+        self._top = 0
         self._total = total_pages
 
     @property
     def free_pages(self) -> int:
         """Pages that ``allocate`` could give now."""
-        return self._free
+        return self._total - self._top
 
     @property
     def total_pages(self) -> int:
@@ -47,30 +46,28 @@ class PageAllocator:
         """Take ``n`` pages, or None when fewer are free: never some of them. O(n)."""
         if n < 0:
             raise InternalError(f"cannot allocate {n} pages")
-        if n > self._free:
+        top = self._top
+        if n > self._total - top:
             return None
-        below = self._free - n
-        pages = self._stack[below : self._free][::-1].copy()
+        pages = self._stack[top : top + n].copy()
         self._mark[pages.astype(np.intp)] = _NOT_FREE
-        self._free = below
+        self._top = top + n
         return pages
 
     def free(self, pages: PageIndices) -> None:
-        """Give pages back; O(n).
+        """Give pages back; O(n). The next ``allocate`` gives them out in the order in which they came.
 
         Raises InternalError, having freed none, when a page is free already, is named twice, or is not of this pool.
         """
         n = len(pages)
         if n == 0:
             return
-        free = self._free
-        above = free + n
-        if above > self._total:
-            raise InternalError(f"double free: {n} pages come back, {self._total - free} are out")
-        # Reversed, so that the next allocate gives them out in the order in which they came. As uint32 first: a negative
-        # index becomes huge and is refused instead of wrapping round. As intp then: NumPy would convert any other type at
-        # each of the three uses, at five times the cost.
-        index = pages[::-1].view(_UINT32).astype(np.intp)
+        top = self._top
+        if n > top:
+            raise InternalError(f"double free: {n} pages come back, {top} are out")
+        # As uint32 first: a negative index becomes huge and is refused instead of wrapping round. As intp then: NumPy would
+        # convert any other type at each of the three uses, at five times the cost.
+        index = pages.view(_UINT32).astype(np.intp)
         mark = self._mark
         try:
             marks = mark[index].tobytes()
@@ -78,18 +75,18 @@ class PageAllocator:
             raise InternalError(f"pages outside the pool of {self._total}: {_some(pages)}") from error
         if marks != bytes(len(marks)):  # some are not _NOT_FREE
             raise InternalError(f"double free of pages {_some(index[mark[index] != _NOT_FREE])}")
-        places = self._places[free:above]
+        places = self._places[top - n : top]
         mark[index] = places
         # A page named twice took the mark of its last mention, so its first mention no longer reads its own place.
         if mark[index].tobytes() != places.tobytes():
             mark[index] = _NOT_FREE
             raise InternalError(f"double free within one call: {_some(pages)}")
-        self._stack[free:above] = index
-        self._free = above
+        self._stack[top - n : top] = pages
+        self._top = top - n
 
     def listing(self) -> PageIndices:
         """A copy of the free pages, next to be given last. O(free pages)."""
-        return self._stack[: self._free].copy()
+        return self._stack[self._top :][::-1].copy()
 
     def check_invariants(self, owners: Mapping[str, PageIndices] | None = None) -> None:
         """Recompute the free set from nothing; raises InvariantError. O(total_pages).
@@ -98,11 +95,11 @@ class PageAllocator:
             owners: everybody who owns pages, by name. When given, their pages and the free ones must together be the
                 whole pool, each page exactly once.
         """
-        free = self._stack[: self._free]
+        free = self._stack[self._top :]
         marked = np.flatnonzero(self._mark != _NOT_FREE)
         if not np.array_equal(np.sort(free), marked):
             raise InvariantError(f"pages: the free stack and the marks differ in {self!r}")
-        if not np.array_equal(self._mark[free], self._places[: self._free]):
+        if not np.array_equal(self._mark[free], self._places[self._top :]):
             raise InvariantError(f"pages: a free page's mark is not its place in {self!r}")
         if owners is None:
             return
@@ -117,7 +114,7 @@ class PageAllocator:
             )
 
     def __repr__(self) -> str:
-        return f"PageAllocator(free={self._free}/{self._total})"
+        return f"PageAllocator(free={self.free_pages}/{self._total})"
 
 
 def _some(pages: np.typing.NDArray[np.integer]) -> list[int]:
