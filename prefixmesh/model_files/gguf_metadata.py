@@ -56,6 +56,8 @@ _SCALARS: Final[Mapping[int, str]] = {
 }
 """GGUF value types that have a fixed size, as numpy writes them."""
 
+_GGML_F32: Final = 0
+
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
 
@@ -99,6 +101,21 @@ def read_gguf_header(path: Path) -> GgufHeader:
 def read_gguf_metadata(path: Path) -> Mapping[str, Any]:
     """The key/values of a GGUF file; the same cost and errors as ``read_gguf_header``."""
     return read_gguf_header(path).metadata
+
+
+def read_f32_vector(path: Path, tensor: GgufTensor) -> tuple[float, ...]:
+    """The numbers of a small vector that belongs to the configuration. ModelFileError unless it is stored as float32."""
+    if tensor.ggml_type != _GGML_F32 or len(tensor.shape) != 1:
+        raise ModelFileError(f"{path}: tensor {tensor.name} must be a vector of float32")
+    try:
+        with path.open("rb") as file:
+            file.seek(tensor.offset)
+            raw = file.read(tensor.shape[0] * 4)
+    except OSError as error:
+        raise ModelFileError(f"cannot read tensor {tensor.name} of {path}: {error}") from error
+    if len(raw) != tensor.shape[0] * 4:
+        raise ModelFileError(f"{path} ends within the data of tensor {tensor.name}")
+    return tuple(np.frombuffer(raw, "<f4").tolist())
 
 
 class _Reader:

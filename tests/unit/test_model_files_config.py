@@ -100,7 +100,7 @@ def test_a_hugging_face_configuration_is_read_whole(make_hf: MakeHf) -> None:
     assert (config.rope_theta, config.rms_norm_eps) == (50000.0, 1e-5)
     assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
     assert config.tie_word_embeddings
-    assert not config.attention_bias
+    assert not config.qkv_bias
 
 
 def test_kv_bytes_count_keys_and_values_of_every_layer(make_hf: MakeHf) -> None:
@@ -133,9 +133,11 @@ def test_the_generation_configuration_names_the_tokens_that_end_an_answer(make_h
     ("key", "value"),
     [
         ("model_type", "mamba"),
-        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
-        ("rope_scaling", {"type": "linear", "factor": 2.0}),
-        ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1.0}),
+        ("architectures", ["LlamaForSequenceClassification"]),
+        ("is_causal", False),
+        ("vision_config", {"depth": 2}),
+        ("num_local_experts", 8),
+        ("tie_word_embeddings", "yes"),
         ("hidden_act", "gelu"),
         ("mlp_bias", True),
         ("quantization_config", {"quant_method": "gptq"}),
@@ -155,8 +157,6 @@ def test_what_cannot_be_served_is_refused_by_its_key(make_hf: MakeHf, key: str, 
     known_as = {
         "num_hidden_layers": "num_layers",
         "num_key_value_heads": "num_kv_heads",
-        "rope_scaling": "type",
-        "rope_parameters": "rope_type",
     }
     with pytest.raises(ModelFileError, match="special token" if value == 300 else known_as.get(key, key)):
         read_model_config(make_hf(**{key: value}))
@@ -182,10 +182,10 @@ def test_a_gguf_configuration_is_read_whole(make_gguf: MakeGguf) -> None:
 def test_gguf_tensors_tell_of_tied_embeddings_and_biases(make_gguf: MakeGguf) -> None:
     tied = read_model_config(make_gguf())
     assert tied.tie_word_embeddings
-    assert not tied.attention_bias
+    assert not tied.qkv_bias
     untied = read_model_config(make_gguf(tensors=("output.weight", "blk.0.attn_q.bias")))
     assert not untied.tie_word_embeddings
-    assert untied.attention_bias
+    assert untied.qkv_bias
 
 
 def test_gguf_end_of_turn_tokens_end_an_answer_too(make_gguf: MakeGguf) -> None:
@@ -197,12 +197,19 @@ def test_gguf_end_of_turn_tokens_end_an_answer_too(make_gguf: MakeGguf) -> None:
     ("changes", "key"),
     [
         ({"architecture": "gemma3"}, "general.architecture"),
-        ({"llama__rope__scaling__type": "linear"}, r"rope\.scaling\.type"),
+        ({"architecture": "qwen2moe", "qwen2moe__expert_count": 8}, r"qwen2moe\.expert_count: a mixture"),
+        ({"llama__rope__scaling__type": "longrope"}, r"\(llama\): llama\.rope\.scaling\.type"),
+        ({"llama__rope__scaling__factor": -2.0}, "factor must be a positive number"),
+        (
+            {"llama__rope__scaling__factor": 2.0, "tensors": ("rope_freqs.weight",)},
+            r"rope_freqs\.weight must have the shape \(8,\)",
+        ),
+        ({"llama__rope__scaling__yarn_log_multiplier": 0.1}, "yarn_log_multiplier"),
+        ({"llama__attention__causal": 0}, r"attention\.causal"),
         ({"llama__expert_count": 8}, "expert_count"),
         ({"llama__rope__dimension_count": 8}, r"rope\.dimension_count"),
-        ({"llama__attention__sliding_window": 128}, "sliding_window"),
+        ({"llama__attention__sliding_window": "all"}, "sliding_window"),
         ({"llama__block_count": "absent"}, "block_count"),
-        ({"tensors": ("rope_freqs.weight",)}, r"rope_freqs\.weight"),
     ],
 )
 def test_gguf_features_that_are_not_served_are_refused_by_their_key(

@@ -263,7 +263,7 @@ config = read_model_config(files)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 weights = loader.load_weights(files, config, torch.bfloat16, torch.device("cpu"))
 peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-print(peak, 2 * sum(torch.Size(s).numel() for s in loader._expected_shapes(config, None, gguf=True).values()))
+print(peak, 2 * sum(torch.Size(s).numel() for s in loader._expected_shapes(config).values()))
 """
     done = subprocess.run(
         [sys.executable, "-c", script, str(smollm2_files.path)],

@@ -1,9 +1,9 @@
-"""Weights of a Llama GGUF file under their Hugging Face names, dequantised piece by piece.
+"""Weights of a GGUF file under their Hugging Face names, dequantised piece by piece.
 
 Formats are dequantised by the ``gguf`` package. The file is read, not mapped, so that the quantised bytes never stay in
 memory beside the result.
 
-Converters to GGUF reorder the rows of the query and key projections from the half-split rotary convention of Hugging Face
+For Llama, converters to GGUF reorder the rows of the query and key projections from the half-split rotary convention of Hugging Face
 (first all first halves of the pairs, then all second ones) to interleaved pairs; here the order is turned back. Source:
 ``LlamaModel.permute`` in llama.cpp's ``convert_hf_to_gguf.py``.
 """
@@ -19,8 +19,9 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize, quant_shape_to_byte_shape
 
 from prefixmesh.errors import ModelFileError
+from prefixmesh.model_files.families import FAMILIES
 from prefixmesh.model_files.gguf_metadata import GgufTensor, read_gguf_header
-from prefixmesh.model_files.model_config import ModelConfig
+from prefixmesh.model_files.model_config import ROPE_FACTORS, ModelConfig
 from prefixmesh.worker.model.tensor_source import row_pieces
 
 _TOP_LEVEL: Final[Mapping[str, str]] = {
@@ -34,6 +35,8 @@ _IN_LAYER: Final[Mapping[str, str]] = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
@@ -49,7 +52,12 @@ class GgufTensors:
     def __init__(self, path: Path, config: ModelConfig) -> None:
         self._path = path
         self._head_dim = config.head_dim
-        self._tensors = {_hf_name(tensor.name): tensor for tensor in read_gguf_header(path).tensors.values()}
+        self._interleaved = FAMILIES[config.architecture].gguf_interleaves
+        self._tensors = {
+            _hf_name(tensor.name): tensor
+            for tensor in read_gguf_header(path).tensors.values()
+            if tensor.name != ROPE_FACTORS
+        }
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -60,7 +68,7 @@ class GgufTensors:
         """Dequantise a tensor into ``out``; ModelFileError naming it when its format is unknown or its bytes are cut."""
         tensor = self._tensors[name]
         kind, row_bytes = self._storage(tensor)
-        reordered = _REORDERED.search(name) is not None
+        reordered = self._interleaved and _REORDERED.search(name) is not None
         try:
             with self._path.open("rb") as file:
                 for start, end in row_pieces(tensor.shape, self._head_dim if reordered else 1):

@@ -33,7 +33,7 @@ def load_weights(
     """Load a model's weights; O(their size). Raises ModelFileError naming the tensor at fault."""
     started = time.monotonic()
     source: TensorSource = GgufTensors(files.path, config) if files.kind == "gguf" else HfTensors(files.path)
-    _check_shapes(source, _expected_shapes(config, source, gguf=files.kind == "gguf"), config)
+    _check_shapes(source, _expected_shapes(config), config)
     weights = _Assembler(source, config, dtype, device).assemble()
     logger.info(
         "weights_loaded model=%s bytes=%d dtype=%s seconds=%.2f",
@@ -45,7 +45,7 @@ def load_weights(
     return weights
 
 
-def _expected_shapes(config: ModelConfig, source: TensorSource, *, gguf: bool) -> dict[str, tuple[int, ...]]:
+def _expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor the forward pass needs."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -61,13 +61,14 @@ def _expected_shapes(config: ModelConfig, source: TensorSource, *, gguf: bool) -
         shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
         for name, rows in (("q", q), ("k", kv), ("v", kv)):
             shapes[f"{prefix}self_attn.{name}_proj.weight"] = (rows, hidden)
-            if config.attention_bias:
+            if config.qkv_bias:
                 shapes[f"{prefix}self_attn.{name}_proj.bias"] = (rows,)
         shapes[prefix + "self_attn.o_proj.weight"] = (hidden, q)
-        out_bias = prefix + "self_attn.o_proj.bias"
-        # Hugging Face's attention_bias means all four projections; a GGUF file has the fourth or has it not.
-        if config.attention_bias and (not gguf or out_bias in source.shapes):
-            shapes[out_bias] = (hidden,)
+        if config.out_bias:
+            shapes[prefix + "self_attn.o_proj.bias"] = (hidden,)
+        if config.qk_norm:
+            shapes[prefix + "self_attn.q_norm.weight"] = (config.head_dim,)
+            shapes[prefix + "self_attn.k_norm.weight"] = (config.head_dim,)
         shapes[prefix + "mlp.gate_proj.weight"] = (inner, hidden)
         shapes[prefix + "mlp.up_proj.weight"] = (inner, hidden)
         shapes[prefix + "mlp.down_proj.weight"] = (hidden, inner)
@@ -86,7 +87,8 @@ def _check_shapes(source: TensorSource, expected: dict[str, tuple[int, ...]], co
     unexpected = sorted(found.keys() - expected.keys() - allowed)
     if unexpected:
         raise ModelFileError(
-            f"the model's files hold {len(unexpected)} tensors that a Llama has no use for, such as {unexpected[0]}"
+            f"the model's files hold {len(unexpected)} tensors that {config.architecture} models "
+            f"have no use for, such as {unexpected[0]}"
         )
 
 
@@ -115,11 +117,12 @@ class _Assembler:
         attention = [f"{prefix}self_attn.{x}_proj" for x in "qkv"]
         return LayerWeights(
             attention_norm=self._norm(prefix + "input_layernorm.weight"),
-            qkv=self._linear(attention),
-            attention_out=self._linear([prefix + "self_attn.o_proj"]),
+            qkv=self._linear(attention, has_bias=self._config.qkv_bias),
+            attention_out=self._linear([prefix + "self_attn.o_proj"], has_bias=self._config.out_bias),
             mlp_norm=self._norm(prefix + "post_attention_layernorm.weight"),
             gate_up=self._linear([prefix + "mlp.gate_proj", prefix + "mlp.up_proj"]),
             down=self._linear([prefix + "mlp.down_proj"]),
+            qk_norm=self._qk_norm(prefix + "self_attn.") if self._config.qk_norm else None,
         )
 
     def _head(self, embedding: torch.Tensor) -> Linear:
@@ -128,11 +131,16 @@ class _Assembler:
         # Where weights cannot be packed this shares the storage; a packed head is worth its copy (see LlamaWeights).
         return make_linear(embedding) if can_pack(self._device, self._dtype) else PlainLinear(embedding)
 
-    def _linear(self, modules: Sequence[str]) -> Linear:
-        biases = [f"{module}.bias" for module in modules]
-        has_bias = self._config.attention_bias and all(name in self._source.shapes for name in biases)
-        bias = self._tensor(biases) if has_bias else None
+    def _linear(self, modules: Sequence[str], *, has_bias: bool = False) -> Linear:
+        bias = self._tensor([f"{module}.bias" for module in modules]) if has_bias else None
         return make_linear(self._tensor([f"{module}.weight" for module in modules]), bias)
+
+    def _qk_norm(self, prefix: str) -> torch.Tensor:
+        """One row a head, so that queries and keys are normed together."""
+        query, key = self._norm(prefix + "q_norm.weight"), self._norm(prefix + "k_norm.weight")
+        return torch.cat(
+            (query.expand(self._config.num_heads, -1), key.expand(self._config.num_kv_heads, -1))
+        )
 
     def _norm(self, name: str) -> torch.Tensor:
         return self._tensor([name], torch.float32)

@@ -46,6 +46,10 @@ def open_model(
     dtype = resolve_dtype(engine.dtype, device)
     config = read_model_config(files)
     tell(f"loading {files.name} as {str(dtype).removeprefix('torch.')} on {device}")
+    if config.sliding_window == config.context_length:
+        tell(
+            f"contexts of up to {config.context_length:,} tokens: beyond, its sliding_window would hide some"
+        )
     weights = load_weights(files, config, dtype, device)
     sums = size_pool(
         memory=read_device_memory(device, weights.num_bytes),

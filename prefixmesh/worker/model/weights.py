@@ -1,4 +1,4 @@
-"""The weights of a Llama-architecture model as the forward pass uses them."""
+"""The weights of a model as the forward pass uses them."""
 
 from dataclasses import dataclass
 
@@ -29,11 +29,17 @@ class LayerWeights:
     down: Linear
     """intermediate_size -> hidden_size"""
 
+    qk_norm: torch.Tensor | None = None
+    """[num_heads + num_kv_heads, head_dim] float32, a row for each head of queries and keys; None in families without."""
+
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors of the layer."""
         linears = (self.qkv, self.attention_out, self.gate_up, self.down)
-        return sum(x.num_bytes for x in linears) + self.attention_norm.nbytes + self.mlp_norm.nbytes
+        norms = self.attention_norm.nbytes + self.mlp_norm.nbytes
+        return (
+            sum(x.num_bytes for x in linears) + norms + (0 if self.qk_norm is None else self.qk_norm.nbytes)
+        )
 
 
 @dataclass(frozen=True, slots=True)
