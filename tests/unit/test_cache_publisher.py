@@ -326,7 +326,9 @@ def test_several_snapshots_are_each_of_their_own_moment() -> None:
         for mine, snapshot in zip(parts, snapshots, strict=True):
             mine.extend(part for part in [snapshot.next_part(1)] if part is not None)
             publisher.stored(DEVICE, None, (D,))
+            publisher.settle()
             publisher.removed(DEVICE, (D,))
+            publisher.settle()
     assert [content(mine, DEVICE) for mine in parts] == [[], [A], [A, B]]
 
 
@@ -336,6 +338,7 @@ def test_a_later_snapshot_that_ends_takes_no_protection_from_an_earlier_one() ->
     first, second = publisher.open_snapshot(), publisher.open_snapshot()
     second.close()
     publisher.stored(DEVICE, None, (B, D, E))
+    publisher.settle()
     assert content(read_out(first), DEVICE) == sorted([A, C, F])
 
 
@@ -344,6 +347,7 @@ def test_two_snapshots_of_an_empty_cache_stay_empty() -> None:
     publisher = make_publisher()
     first, second = publisher.open_snapshot(), publisher.open_snapshot()
     publisher.stored(DEVICE, None, (A,))
+    publisher.settle()
     assert [part.fingerprints for part in read_out(first)] == [()]
     assert [part.fingerprints for part in read_out(second)] == [()]
 
@@ -361,6 +365,7 @@ def test_a_snapshot_of_many_shards_is_exact_while_all_of_them_change() -> None:
         parts.append(part)
         publisher.removed(DEVICE, before[start : start + step])
         publisher.stored(DEVICE, None, spread(step, first=len(before) + start))
+        publisher.settle()
     assert content(parts, DEVICE) == sorted(before)
     assert parts[-1].last
     assert publisher.state(DEVICE).count == len(before)
@@ -414,6 +419,7 @@ def test_nothing_is_copied_for_a_snapshot_that_has_ended(end: Callable[[list[Sna
     own = shards[0]
     end(snapshots)
     publisher.stored(DEVICE, None, (Fingerprint(77),))
+    publisher.settle()
     assert shards[0] is own
     assert "snapshots=0" in repr(publisher)
 
@@ -483,6 +489,7 @@ def test_the_books_are_no_work_for_the_garbage_collector() -> None:
     publisher = publisher_with(A, B, C)
     snapshot = publisher.open_snapshot()
     publisher.stored(DEVICE, None, (D, Fingerprint(77)))
+    publisher.settle()
     gc.collect()
     gc.collect()
     assert not any(gc.is_tracked(shard) for shard in publisher._blocks[DEVICE]._shards)

@@ -101,6 +101,15 @@ def test_a_flush_between_two_parts_does_not_lose_the_first() -> None:
     assert view.blocks(DEVICE) == {C, D}
 
 
+def test_a_snapshot_that_comes_again_is_the_same_snapshot() -> None:
+    """Nothing of what has come after it, and was counted in meanwhile, gets into it."""
+    view = CacheView()
+    view.load(SnapshotPart(FIRST, 7, DEVICE, (A,), True))
+    view.apply(Stored(FIRST, 8, DEVICE, None, (B,)))
+    assert view.load(SnapshotPart(FIRST, 7, DEVICE, (A,), True))
+    assert (view.sequence, view.blocks(DEVICE)) == (7, {A})
+
+
 def test_a_lost_event_shows_in_the_digest() -> None:
     """Count and digest are reckoned from the stream, so they prove the stream as well as the sets."""
     view = view_with_two()
