@@ -9,6 +9,7 @@ from typing import Final
 
 from prefixmesh.bench import operations
 from prefixmesh.bench.cache_plan import KINDS, Effort, Task, figure_of, tasks
+from prefixmesh.bench.conversations import CHATS, LONG, Talk
 from prefixmesh.bench.figures import Report, Result, ratio_of
 from prefixmesh.bench.memory import measure_memory
 from prefixmesh.bench.pauses import run_mixed
@@ -146,10 +147,10 @@ class _CacheBench:
         self._add(task._replace(name="token_bytes"), iter([in_all]))
 
     def _take_turns(self, task: Task) -> None:
-        self._take_replay(task, prompts_first=False)
-        self._take_replay(task._replace(name="turns_prompts_first"), prompts_first=True)
+        self._take_replay(task, CHATS, prompts_first=False)
+        self._take_replay(task._replace(name="turns_long"), LONG, prompts_first=True)
 
-    def _take_replay(self, task: Task, *, prompts_first: bool) -> None:
+    def _take_replay(self, task: Task, talk: Talk, *, prompts_first: bool) -> None:
         self._drop_grove()
         effort = self._effort
         replay = Replay(
@@ -157,6 +158,7 @@ class _CacheBench:
             effort.pool_tokens,
             effort.open_conversations,
             self._collector.after_step,
+            talk=talk,
             prompts_first=prompts_first,
         )
         notes: dict[str, float] = {}

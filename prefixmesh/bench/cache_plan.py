@@ -41,9 +41,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "turns": Kind(
         "conversation turns per CPU second", "turns/s", 30_000.0, size_of="pool tokens", judged_page=16
     ),
-    "turns_prompts_first": Kind(
-        "  with prompts inserted before their answers", "turns/s", size_of="pool tokens"
-    ),
+    "turns_long": Kind("  long ones, each inserted twice", "turns/s", size_of="pool tokens"),
     "longest_pause": Kind("longest pause in a mixed run", "ms", 10.0, judged_at=2),
     "longest_pause_default_gc": Kind("  with Python's own gc thresholds", "ms", judged_at=2),
 }
@@ -52,7 +50,7 @@ KINDS: Final[Mapping[str, Kind]] = {
 TOGETHER: Final[Mapping[str, str]] = {
     "evict_ratio": "evict_leaf",
     "token_bytes": "node_bytes",
-    "turns_prompts_first": "turns",
+    "turns_long": "turns",
     "longest_pause_default_gc": "longest_pause",
 }
 """Figures that come out of the measuring of another one."""

@@ -1,12 +1,13 @@
-"""A synthetic load: two tenants' conversations, in the order in which their turns come.
+"""Two synthetic loads: two tenants' conversations, in the order in which their turns come.
 
-Each tenant's conversations open with its system prompt of 1,000 tokens. A user's turn has 60 to 300 tokens and an answer 100 to
-300, evenly spread, and a conversation 2 to 10 turns. 600 conversations are open at once, the next turn is that of any of them, and
-one that ends gives way to a new one. The open ones are 770,000 tokens, and what the ended ones leave soon fills a pool of a million:
-from then on something must go in every turn, and some turns find less than the one before them left. Prompts have 2,400 tokens
-in the mean.
+Each tenant's conversations open with its system prompt of 1,000 tokens. *Chats* are as long as those of LMSYS-Chat-1M are on average
+(its paper's table of statistics: 69.5 tokens a question, 214.5 an answer, 2.0 turns). *Long* ones have questions of 60 to 300
+tokens, answers of 100 to 300, and 2 to 10 turns: prompts of 2,400 tokens in the mean. All lengths are evenly spread.
 
-Tokens are random, everything from one seed. Keys are made here and not on the cache's time: making them is the request's part.
+Several hundred conversations are open at once, the next turn is that of any of them, and one that ends gives way to a new one. What
+the ended ones leave soon fills a pool of a million tokens: from then on something must go in every turn, and of the long ones some turns
+find less than the one before them left. Tokens are random, everything from one seed. Keys are made here and not on the cache's
+time: making them is the request's part.
 """
 
 from collections.abc import Iterator
@@ -19,9 +20,18 @@ from prefixmesh.cache.base import RadixKey
 from prefixmesh.tokens import TOKEN_BYTES
 
 SYSTEM_TOKENS: Final = 1_000
-USER_TOKENS: Final = (60, 300)
-ANSWER_TOKENS: Final = (100, 300)
-TURNS: Final = (2, 10)
+
+
+class Talk(NamedTuple):
+    """How long conversations are: bounds of even spreads."""
+
+    question_tokens: tuple[int, int]
+    answer_tokens: tuple[int, int]
+    turns: tuple[int, int]
+
+
+CHATS: Final = Talk((20, 119), (80, 349), (1, 3))
+LONG: Final = Talk((60, 300), (100, 300), (2, 10))
 
 
 class Turn(NamedTuple):
@@ -51,7 +61,8 @@ class _Conversation:
 class Conversations:
     """Turns without end; the same ones for the same seed."""
 
-    def __init__(self, page_size: int, open_at_once: int) -> None:
+    def __init__(self, page_size: int, open_at_once: int, talk: Talk) -> None:
+        self._talk = talk
         self._page_size = page_size
         self._rng = np.random.default_rng(SEED)
         self._systems = [self._rng.bytes(SYSTEM_TOKENS * TOKEN_BYTES) for _ in OWNERS]
@@ -68,11 +79,11 @@ class Conversations:
 
     def _new(self, index: int) -> _Conversation:
         tenant = index % len(OWNERS)
-        return _Conversation(OWNERS[tenant], self._systems[tenant], self._between(TURNS))
+        return _Conversation(OWNERS[tenant], self._systems[tenant], self._between(self._talk.turns))
 
     def _next_turn(self, conversation: _Conversation) -> Turn:
-        prompt = conversation.said + self._tokens(USER_TOKENS)
-        said = prompt + self._tokens(ANSWER_TOKENS)
+        prompt = conversation.said + self._tokens(self._talk.question_tokens)
+        said = prompt + self._tokens(self._talk.answer_tokens)
         conversation.said = said
         conversation.turns -= 1
         return Turn(

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from prefixmesh.bench.conversations import Conversations, Turn
+from prefixmesh.bench.conversations import Conversations, Talk, Turn
 from prefixmesh.bench.timing import Sample
 from prefixmesh.bench.trees import NOW, make_tree
 from prefixmesh.cache.misses import last_fingerprint
@@ -14,11 +14,11 @@ from prefixmesh.errors import InternalError
 
 POOL_TOKENS: Final = 1_000_000
 
-BATCH_TURNS: Final = 240
-"""Turns whose keys are made together, off the clock: some MB of them."""
+WARM_TURNS: Final = 240
 
 TURNS_PER_STEP: Final = 8
-"""Turns after which the collector is told that a step has ended, on the clock. (An engine serves a turn in many steps.)"""
+"""Turns whose keys are made together, off the clock, and after which publisher and collector are told that a step has ended, on
+the clock. (An engine serves a turn in many steps; and what it is asked, it has just received.)"""
 
 
 class Replay:
@@ -31,16 +31,17 @@ class Replay:
         open_conversations: int,
         after_step: Callable[[], None],
         *,
-        prompts_first: bool = False,
+        talk: Talk,
+        prompts_first: bool,
     ) -> None:
         """``prompts_first``: insert a prompt once it is computed, and not only with its answer."""
         self._prompts_first = prompts_first
         self.tree = make_tree(page_size, pool_tokens // page_size)
         self._after_step = after_step
-        self._conversations = Conversations(page_size, open_conversations)
+        self._conversations = Conversations(page_size, open_conversations, talk)
         self._served = self._evicted_pages = 0
         while not self._evicted_pages:
-            self.run(BATCH_TURNS)
+            self.run(WARM_TURNS)
         self._served = self._evicted_pages = 0
         self._before = self.tree.ledger.totals()
 
@@ -58,15 +59,14 @@ class Replay:
     def run(self, turns: int) -> float:
         """Serve so many turns; returns the CPU seconds that took, the making of the keys left out."""
         elapsed = 0.0
-        for _ in range(0, turns, BATCH_TURNS):
-            batch = list(self._conversations.turns(BATCH_TURNS))
+        for _ in range(0, turns, TURNS_PER_STEP):
+            batch = list(self._conversations.turns(TURNS_PER_STEP))
             started = process_time()
-            for first in range(0, BATCH_TURNS, TURNS_PER_STEP):
-                self._serve(batch[first : first + TURNS_PER_STEP])
-                self.tree.publisher.settle()
-                self._after_step()
+            self._serve(batch)
+            self.tree.publisher.settle()
+            self._after_step()
             elapsed += process_time() - started
-            self._served += BATCH_TURNS
+            self._served += TURNS_PER_STEP
         return elapsed
 
     def _serve(self, turns: Sequence[Turn]) -> None:
@@ -111,6 +111,6 @@ class Replay:
 
 def replay_turns(replay: Replay, repeats: int, turns: int) -> Iterator[Sample]:
     """Turns per CPU second."""
-    turns = -(-turns // BATCH_TURNS) * BATCH_TURNS
+    turns = -(-turns // TURNS_PER_STEP) * TURNS_PER_STEP
     for _ in range(repeats):
         yield Sample(turns / replay.run(turns), None, None, turns)
