@@ -13,6 +13,7 @@ from prefixmesh.cache.namespace import Isolation
 from prefixmesh.errors import ConfigError
 
 PrefixCacheKind = Literal["radix", "hash", "off"]
+EvictionPolicy = Literal["lru", "lfu", "priority"]
 SchedulePolicy = Literal["lpm", "fcfs"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 RoutingPolicy = Literal["cost", "round_robin", "least_loaded"]
@@ -39,6 +40,10 @@ class EngineConfig:
 
     prefix_cache: PrefixCacheKind = "radix"
     """``radix`` shares any common prefix, ``hash`` whole 16-token blocks, ``off`` nothing."""
+
+    eviction_policy: EvictionPolicy = "lru"
+    """What a full ``radix`` cache gives up first: ``lru`` the least recently used, ``lfu`` the least often used, ``priority`` what
+    was used with the lowest priority (all are equal until callers can give one). The other caches know only ``lru``."""
 
     mem_fraction_static: float = 0.5
     """Share of the device's memory for weights and KV together, when ``max_total_tokens`` is not given."""
@@ -67,6 +72,10 @@ class EngineConfig:
             raise ConfigError(f"page_size must be a power of two from 1 to {MAX_PAGE_SIZE}, got {size}")
         if self.prefix_cache == "hash" and size > 16:
             raise ConfigError(f"page_size must be at most 16 with prefix_cache=hash, got {size}")
+        if self.prefix_cache != "radix" and self.eviction_policy != "lru":
+            raise ConfigError(
+                f"eviction_policy must be lru with prefix_cache={self.prefix_cache}, got {self.eviction_policy}"
+            )
         if not 0.0 < self.mem_fraction_static <= 1.0:
             raise ConfigError(
                 f"mem_fraction_static must be above 0 and at most 1, got {self.mem_fraction_static}"

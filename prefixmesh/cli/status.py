@@ -90,15 +90,38 @@ def as_dict(router: str, state: "FleetState | None", workers: "Sequence[WorkerVi
                 "routed": worker.routed,
                 "prompt_tokens": worker.prompt_tokens,
                 "cached_tokens": worker.cached_tokens,
+                "cache": cache_as_dict(worker),
             }
             for worker in workers
         ],
     }
 
 
+def cache_as_dict(worker: "WorkerView") -> dict[str, Any] | None:
+    """What the worker itself has counted, of all its callers: hits by tier, misses by cause; None when it has told nothing."""
+    from prefixmesh.proto.cache_counts import decode_cache_counts
+
+    if not worker.HasField("cache"):
+        return None
+    row = decode_cache_counts(worker.cache)
+    return {
+        "requests": row.requests,
+        "prompt_tokens": row.prompt_tokens,
+        "hit_tokens": row.hit_tokens._asdict(),
+        "miss_tokens": row.miss_tokens._asdict(),
+        "cache_hit_rate": row.cache_hit_rate(),
+    }
+
+
 def hit_share(worker: "WorkerView") -> str:
-    """Share of prompt tokens that were cached, for people."""
-    return f"{worker.cached_tokens / worker.prompt_tokens:.0%}" if worker.prompt_tokens else "-"
+    """Share of prompt tokens that were cached, for people: of all the worker was asked for, by its own count; where it does not
+    tell, of what this router has sent there."""
+    cache = cache_as_dict(worker)
+    if cache is not None:
+        rate = cache["cache_hit_rate"]
+    else:
+        rate = worker.cached_tokens / worker.prompt_tokens if worker.prompt_tokens else None
+    return "-" if rate is None else f"{rate:.0%}"
 
 
 def _print_table(router: str, state: "FleetState | None", workers: "Sequence[WorkerView]") -> None:

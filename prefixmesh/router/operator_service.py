@@ -1,6 +1,7 @@
 """The ``Router`` service: what operators ask of a router."""
 
 from prefixmesh.errors import AccessDeniedError
+from prefixmesh.proto.cache_counts import encode_cache_counts
 from prefixmesh.proto.v1 import router_pb2 as pb
 from prefixmesh.router.registry import WorkerEntry
 from prefixmesh.router.routing import RouterCore
@@ -25,6 +26,7 @@ class OperatorService:
 
     def _view(self, entry: WorkerEntry) -> pb.WorkerView:
         totals = entry.totals
+        cache = entry.facts.cache if entry.facts else None
         return pb.WorkerView(
             worker_id=entry.facts.worker_id if entry.facts else "",
             address=entry.endpoint,
@@ -36,4 +38,5 @@ class OperatorService:
             routed=totals.routed,
             prompt_tokens=totals.prompt_tokens,
             cached_tokens=totals.cached_tokens,
+            cache=None if cache is None else encode_cache_counts(cache),
         )

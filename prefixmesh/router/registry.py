@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from prefixmesh.cache.ledger import LedgerRow
 from prefixmesh.errors import UnavailableError
 from prefixmesh.ids import Incarnation, WorkerId
 from prefixmesh.router.cost import Rates
@@ -43,6 +44,8 @@ class WorkerFacts:
     """Its cache matches whole multiples of so many tokens; 0 when it has no prefix cache."""
 
     rates: Rates
+    cache: LedgerRow | None = None
+    """What its cache was asked for and gave, by its own count; None when it does not tell."""
 
     def expected_cached(self, held_tokens: int, prompt_tokens: int) -> int:
         """Tokens it will find cached of a prompt of which it holds ``held_tokens``: whole units, and never the last token, which is

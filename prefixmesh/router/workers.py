@@ -18,6 +18,7 @@ from prefixmesh.cache.hash_cache import HASH_BLOCK_SIZE
 from prefixmesh.errors import DeadlineError, PrefixmeshError, UnavailableError
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.ids import Incarnation, WorkerId
+from prefixmesh.proto.cache_counts import decode_cache_counts
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2_grpc
 from prefixmesh.router.cost import Rates
@@ -227,6 +228,7 @@ def facts_of(answer: pb.DescribeResponse) -> WorkerFacts:
         max_running_requests=answer.max_running_requests,
         match_unit=match_units.get(answer.prefix_cache, 0),
         rates=Rates(answer.rates.prefill_tokens_per_s, answer.rates.decode_step_ms),
+        cache=decode_cache_counts(answer.cache) if answer.HasField("cache") else None,
     )
 
 

@@ -105,6 +105,8 @@ class AnswerStream:
     def _on_ended(self, event: Ended) -> list[pb.GenerateResponse]:
         if event.reason == "failed":
             raise InternalError(event.error or "the engine failed on this request")
+        if event.reason == "no_room":
+            raise OverloadedError(event.error or "the engine has no room for this request")
         if event.reason == "aborted" and not self.stop_found:
             raise CancelledError("the request was aborted")
         messages = []

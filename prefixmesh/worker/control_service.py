@@ -9,6 +9,7 @@ from prefixmesh.cache.fingerprint import FINGERPRINT_VERSION
 from prefixmesh.errors import AuthenticationError
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.ids import Incarnation
+from prefixmesh.proto.cache_counts import encode_cache_counts
 from prefixmesh.proto.codec import PROTOCOL_VERSION
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.rpc.identity import bearer_token
@@ -75,6 +76,7 @@ class WorkerControlService:
             running_requests=stats.running,
             queued_requests=stats.queued,
             tokenizer_digest=identity.tokenizer_digest,
+            cache=encode_cache_counts(stats.cache),
         )
 
     async def _recent_stats(self) -> Stats:

@@ -101,8 +101,7 @@ class EngineCore:
             protected_pages=kv.protected_pages,
             prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
             decode_step_ms=self._rates.decode_step_ms,
-            prompt_tokens=scheduler.prompt_tokens,
-            cached_tokens=scheduler.cached_tokens,
+            cache=scheduler.ledger.totals(),
             double_releases=kv.double_releases,
             steps=self._steps,
         )

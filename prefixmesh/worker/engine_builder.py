@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from prefixmesh.cache.factory import make_prefix_cache
 from prefixmesh.cache.pages import PageAllocator
+from prefixmesh.cache.radix_cache import RadixOptions
 from prefixmesh.config import EngineConfig
 from prefixmesh.model_files.revision import model_revision
 from prefixmesh.model_files.source import resolve_model
@@ -33,7 +34,9 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None] | None = 
             shares_prefixes=config.prefix_cache != "off",
         ),
         allocator,
-        make_prefix_cache(config.prefix_cache, allocator, config.page_size),
+        make_prefix_cache(
+            config.prefix_cache, allocator, config.page_size, RadixOptions(policy=config.eviction_policy)
+        ),
     )
     info = EngineInfo(
         model=files.name,

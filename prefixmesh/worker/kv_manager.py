@@ -4,11 +4,17 @@ A page belongs to the allocator's free list, to the prefix cache, or to one requ
 ``request``). Everything that ends or interrupts a request goes through ``release``. Pure: no clock, no torch.
 """
 
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 
 import numpy as np
 
-from prefixmesh.cache.base import PageIndices, PrefixCache
+from prefixmesh.cache.base import MatchResult, PageIndices, PrefixCache, RadixKey
+from prefixmesh.cache.factory import miss_finder
+from prefixmesh.cache.ledger import Lookup
+from prefixmesh.cache.misses import last_fingerprint
+from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.errors import DoubleReleaseError, InternalError, InvariantError
 from prefixmesh.worker.request import Request
@@ -20,7 +26,10 @@ class KvManager:
     def __init__(self, allocator: PageAllocator, cache: PrefixCache) -> None:
         self._allocator = allocator
         self._cache = cache
+        self._misses = miss_finder(cache)
         self.page_size = cache.page_size
+        self.receipts_out = 0
+        """Locks that requests hold."""
 
     @property
     def total_pages(self) -> int:
@@ -39,7 +48,7 @@ class KvManager:
 
     @property
     def protected_pages(self) -> int:
-        """Cached pages that a lock protects."""
+        """Cached pages that a lock protects, or somebody's floor."""
         return self._cache.protected_pages
 
     @property
@@ -47,10 +56,10 @@ class KvManager:
         """Lock receipts that were released twice: bugs that were survived."""
         return self._cache.double_releases
 
-    @property
-    def obtainable_pages(self) -> int:
-        """Pages that an allocation could get, by evicting if need be."""
-        return self._allocator.free_pages + self._cache.evictable_pages
+    def obtainable_pages(self, owner: str) -> int:
+        """Pages that an allocation for ``owner`` could get, by evicting if need be; it may turn out that it gets fewer, see
+        ``PrefixCache.evictable_for``."""
+        return self._allocator.free_pages + self._cache.evictable_for(owner)
 
     def pages_for(self, size_tokens: int) -> int:
         """Pages that hold ``size_tokens`` tokens."""
@@ -63,34 +72,38 @@ class KvManager:
     def admit(self, request: Request, reserve_pages: int, now: float) -> bool:
         """Match and lock the cached prefix, and take pages for every other known token; False when ``reserve_pages`` would
         not be left beside them, in which case the request owns nothing. Match and lock are one step, so nothing can evict
-        between them."""
-        needed_at_most = self.pages_for(request.length) + reserve_pages
-        if needed_at_most - self.peek(request) // self.page_size > self.obtainable_pages:
+        between them. A request's first admission is counted in the ledger."""
+        owner, key = request.owner, request.match_key(self.page_size)
+        wanted = self.pages_for(request.length)
+        if wanted + reserve_pages - self._cache.peek(key) // self.page_size > self.obtainable_pages(owner):
             return False  # asked first, so that a request that must wait leaves access times alone
-        match = self._cache.match_prefix(request.match_key(self.page_size), now)
-        request.receipt = self._cache.lock(match.last_device_node)
+        match = self._cache.match_prefix(key, now, request.priority)
+        self._lock(request, match.last_device_node)
         matched_pages = len(match.device_indices)
-        needed = self.pages_for(request.length) - matched_pages
-        if needed + reserve_pages > self.obtainable_pages:
+        needed = wanted - matched_pages
+        lookup: Lookup | None = None
+        fresh: PageIndices | None = None
+        if needed + reserve_pages <= self.obtainable_pages(owner):
+            if request.query.is_open:
+                lookup = self._explain(request, key, match)  # before anything is evicted for this request
+            fresh = self._take_pages({owner: needed})
+        if fresh is None:  # or the cache has promised too much
             self._release_receipt(request)
             return False
-        fresh = self._take_pages(needed)
-        if fresh is None:
-            self._release_receipt(request)
-            raise InternalError(f"{needed} pages were promised and are not there")
+        if lookup is not None:
+            request.query.record(lookup)
         request.page_table[:matched_pages] = match.device_indices
-        request.page_table[matched_pages : matched_pages + needed] = fresh
+        request.page_table[matched_pages:wanted] = fresh
         request.shared_pages = matched_pages
-        request.pages = matched_pages + needed
+        request.pages = wanted
         request.matched_tokens = request.computed = match.matched_tokens
-        request.detached = False
         return True
 
     def extend(self, requests: list[Request]) -> bool:
         """One more page for each of ``requests``, or for none of them and False. Evicts as needed."""
         if not requests:
             return True
-        fresh = self._take_pages(len(requests))
+        fresh = self._take_pages(Counter(request.owner for request in requests))
         if fresh is None:
             return False
         for request, page in zip(requests, fresh.tolist(), strict=True):
@@ -105,19 +118,23 @@ class KvManager:
         pages take their place in the page table before anything else is allocated.
         """
         complete_pages = request.computed // self.page_size
-        if request.detached or complete_pages <= request.shared_pages:
-            return  # nothing new is complete, or it may not be offered: the tail stays private
-        key = request.key(complete_pages * self.page_size)
-        result = self._cache.insert(key, request.page_table[:complete_pages].copy(), now)
+        if complete_pages <= request.shared_pages:
+            return
+        result = self._cache.insert(
+            request.key(complete_pages * self.page_size),
+            request.page_table[:complete_pages].copy(),
+            now,
+            priority=request.priority,
+            owner=request.owner,
+        )
         kept = len(result.device_indices)
+        if not kept:
+            return  # too little to keep, or a flush has cut off what this request shares: its tail stays private
         if kept < request.shared_pages:
             raise InternalError(f"an insert forgot locked pages: {kept} of {request.shared_pages} are left")
         request.page_table[:kept] = result.device_indices
         request.shared_pages = kept
-        # The new lock first: between the two nothing of the path is ever unprotected.
-        fresh = self._cache.lock(result.last_device_node)
-        self._release_receipt(request)
-        request.receipt = fresh
+        self._lock(request, result.last_device_node)
 
     def release(self, request: Request, *, keep: bool, now: float) -> None:
         """Give back all that a running request owns; the one path of finish, abort, failure and preemption.
@@ -133,11 +150,9 @@ class KvManager:
         if len(private):
             self._allocator.free(private)
 
-    def flush(self, running: list[Request]) -> None:
-        """Empty the cache. Running requests keep what they hold until they release it, but may not offer it again."""
+    def flush(self) -> None:
+        """Empty the cache. Running requests keep what they hold until they release it; the cache takes it back no more."""
         self._cache.flush()
-        for request in running:
-            request.detached = request.detached or request.shared_pages > 0
 
     def check_invariants(self, private: PageIndices) -> None:
         """The allocator's and the cache's own invariants, and that no ``private`` page is free. O(pool)."""
@@ -147,15 +162,38 @@ class KvManager:
         if len(both):
             raise InvariantError(f"pages of a request are free: {both.tolist()}")
 
-    def _take_pages(self, count: int) -> PageIndices | None:
+    def _take_pages(self, wanted: Mapping[str, int]) -> PageIndices | None:
+        """Pages for each owner, of which it is told only how many; None when not all can be had. What is not free is evicted,
+        on behalf of each owner at most what it wants itself: nobody gives up its own below its floor for others."""
+        count = sum(wanted.values())
         missing = count - self._allocator.free_pages
-        if missing > 0:
-            self._cache.evict(missing)
+        for owner, pages in wanted.items():
+            if missing <= 0:
+                break
+            missing -= self._cache.evict(min(missing, pages), owner)
         return self._allocator.allocate(count)
+
+    def _explain(self, request: Request, key: RadixKey, match: MatchResult) -> Lookup:
+        return self._misses.explain(
+            key,
+            request.length,
+            match.matched_tokens,
+            match.host_hit_length,
+            last_fingerprint(match.last_host_node),
+        )
+
+    def _lock(self, request: Request, node: TreeNode) -> None:
+        """Protect the path to ``node`` instead of what the request held. The new lock comes first: between the two nothing
+        that both hold is ever unprotected."""
+        fresh = self._cache.lock(node)
+        self._release_receipt(request)
+        request.receipt = fresh
+        self.receipts_out += 1
 
     def _release_receipt(self, request: Request) -> None:
         receipt, request.receipt = request.receipt, None
         if receipt is None:
             return
+        self.receipts_out -= 1
         with suppress(DoubleReleaseError):  # the cache counts it; nothing has changed
             self._cache.release(receipt)

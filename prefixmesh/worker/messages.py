@@ -8,7 +8,10 @@ from typing import Literal
 
 import msgspec
 
-EndReason = Literal["stop", "length", "aborted", "failed"]
+from prefixmesh.cache.ledger import LedgerRow
+
+EndReason = Literal["stop", "length", "aborted", "failed", "no_room"]
+"""``no_room``: the KV pool has too few pages that this request may have, and nobody runs who would give some back."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +59,11 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Packed prompt."""
 
     sampling: EngineSampling
+    owner: str = ""
+    """Who pays for what the request adds to the cache: the caller's tenant; empty for nobody."""
+
+    priority: int = 0
+    """What the request's prefix is worth to an eviction by priority: higher stays longer."""
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -105,7 +113,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     first_token_ms: float
     decode_ms: float
     error: str = ""
-    """For ``failed``: what went wrong, safe to show."""
+    """For ``failed`` and ``no_room``: what went wrong, safe to show."""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -127,11 +135,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     protected_pages: int
     prefill_tokens_per_s: float
     decode_step_ms: float
-    prompt_tokens: int
-    """Prompt tokens admitted since the start."""
-
-    cached_tokens: int
-    """Those of them that were found in the cache."""
+    cache: LedgerRow
+    """What all prompts since the start have found, by tier, and missed, by cause. For operators: no caller may see causes."""
 
     double_releases: int
     """Receipts released twice: a bug that was survived."""

@@ -8,7 +8,14 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from prefixmesh.config import DEFAULT_MODEL, Dtype, EngineConfig, PrefixCacheKind, SchedulePolicy
+from prefixmesh.config import (
+    DEFAULT_MODEL,
+    Dtype,
+    EngineConfig,
+    EvictionPolicy,
+    PrefixCacheKind,
+    SchedulePolicy,
+)
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _DEFAULTS = EngineConfig()
@@ -48,6 +55,13 @@ _OPTIONS = (
         help="radix shares any common prefix, hash whole 16-token blocks, off nothing.",
     ),
     click.option("--disable-radix-cache", is_flag=True, help="The same as --prefix-cache off."),
+    click.option(
+        "--eviction-policy",
+        type=click.Choice(get_args(EvictionPolicy)),
+        default=_DEFAULTS.eviction_policy,
+        show_default=True,
+        help="What a full radix cache gives up first: lru the least recently used, lfu the least often, priority the lowest.",
+    ),
     click.option(
         "--mem-fraction-static",
         type=float,

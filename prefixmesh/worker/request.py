@@ -27,6 +27,7 @@ import numpy as np
 
 from prefixmesh import tokens
 from prefixmesh.cache.base import LockReceipt, PageIndices, RadixKey
+from prefixmesh.cache.ledger import CacheLedger, CacheQuery
 from prefixmesh.ids import Namespace
 from prefixmesh.worker.batch_plan import IntArray
 from prefixmesh.worker.messages import Ended, EndReason, EngineSampling, Submit
@@ -50,6 +51,13 @@ class Request:
 
     request_id: str
     namespace: Namespace
+    owner: str
+    """Who pays for what it adds to the cache."""
+
+    priority: int
+    query: CacheQuery
+    """Its right to be counted in the ledger, used up by its first admission."""
+
     sampling: EngineSampling
     stop_ids: frozenset[int]
     prompt_tokens: int
@@ -68,9 +76,6 @@ class Request:
     pages: int = 0
     shared_pages: int = 0
     receipt: LockReceipt | None = None
-    detached: bool = False
-    """The cache was flushed while this request shared pages with it: those pages may not be inserted again."""
-
     matched_tokens: int = 0
     """Tokens found in the cache at the last admission."""
 
@@ -84,15 +89,19 @@ class Request:
     last_token_at: float | None = None
 
     @classmethod
-    def from_submit(cls, command: Submit, *, page_size: int, now: float) -> "Request":
+    def from_submit(cls, command: Submit, *, page_size: int, ledger: CacheLedger, now: float) -> "Request":
         """A waiting request. The arrays are as long as it may become, and untouched memory costs nothing."""
+        namespace = Namespace(command.namespace)
         prompt = tokens.unpack(command.tokens)
         total = len(prompt) + command.sampling.max_tokens
         ids = np.empty(total, dtype=np.int32)
         ids[: len(prompt)] = prompt
         return cls(
             request_id=command.request_id,
-            namespace=Namespace(command.namespace),
+            namespace=namespace,
+            owner=command.owner,
+            priority=command.priority,
+            query=ledger.open_query(namespace),
             sampling=command.sampling,
             stop_ids=frozenset(command.sampling.stop_token_ids),
             prompt_tokens=len(prompt),

@@ -16,6 +16,7 @@ import numpy as np
 
 from prefixmesh import tokens
 from prefixmesh.cache.base import PrefixCache
+from prefixmesh.cache.ledger import CacheLedger
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.config import SchedulePolicy
 from prefixmesh.errors import InvariantError
@@ -28,6 +29,8 @@ from prefixmesh.worker.request import Phase, Request
 
 UNCHUNKED_STEP_TOKENS: Final = 8192
 """With chunking off, prompts join a step until it has so many tokens: activations need memory too."""
+
+NO_ROOM: Final = "the KV pool has no room for this request: what is left of it is kept for others"
 
 _MS_PER_S = 1000.0
 
@@ -77,18 +80,15 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, allocator: PageAllocator, cache: PrefixCache) -> None:
         self._config = config
         self.kv = KvManager(allocator, cache)
+        self.ledger = CacheLedger()
+        """What the prompts of all requests found in the cache, each counted at its first admission."""
+
         self._queue = AdmissionQueue(config.schedule_policy, config.max_queued_requests)
         self._running: list[Request] = []
         self._requests: dict[str, Request] = {}
         self._events: list[Event] = []
         self._pages_short = False
         """An admission failed for want of pages; asking again is idle until something is released."""
-
-        self.prompt_tokens = 0
-        """Prompt tokens of all requests at their first admission."""
-
-        self.cached_tokens = 0
-        """Those of them that were found in the cache."""
 
     @property
     def token_limit(self) -> int:
@@ -124,7 +124,7 @@ class Scheduler:
         if refusal is not None:
             self._events.append(refusal)
             return
-        request = Request.from_submit(command, page_size=self.kv.page_size, now=now)
+        request = Request.from_submit(command, page_size=self.kv.page_size, ledger=self.ledger, now=now)
         self._requests[request.request_id] = request
         self._queue.add(request)
         self._pages_short = False  # it may need fewer pages than whoever was asked last
@@ -194,7 +194,7 @@ class Scheduler:
 
     def flush(self) -> None:
         """Empty the prefix cache; running requests go on."""
-        self.kv.flush(self._running)
+        self.kv.flush()
         self._pages_short = False
 
     def _refusal(self, command: Submit) -> Refused | None:
@@ -263,8 +263,8 @@ class Scheduler:
                 self._pages_short = True
                 if self._running:
                     return
-                # Alone in the pool and no room: pages are held by nobody the scheduler knows of.
-                self._end(request, "failed", now, "the KV pool has no room for this request")
+                # Alone in the pool and no room: what the others' floors keep, nobody will give back.
+                self._end(request, "no_room", now, NO_ROOM)
                 admissions.took(request)
                 continue
             admissions.took(request)
@@ -279,8 +279,6 @@ class Scheduler:
         if request.admitted_at is not None:
             return
         request.admitted_at = now
-        self.prompt_tokens += request.prompt_tokens
-        self.cached_tokens += request.matched_tokens
         self._events.append(
             Admitted(
                 request_id=request.request_id,
@@ -337,6 +335,7 @@ class Scheduler:
         private = [request.page_table[request.shared_pages : request.pages] for request in running]
         pages = np.concatenate(private) if private else np.zeros(0, dtype=np.int32)
         self.kv.check_invariants(pages)
+        self.ledger.check_invariants()
         kv = self.kv
         groups = {
             "free + evictable + protected + private == total": kv.free_pages
@@ -356,7 +355,7 @@ class Scheduler:
                 for request in running
                 if request.phase is Phase.DECODING
             ),
-            "nothing is protected when nobody runs": bool(running) or kv.protected_pages == 0,
+            "only the running hold locks, one each": kv.receipts_out == len(running),
             "who waits owns nothing": all(
                 request.receipt is None and request.pages == 0 for request in self._queue.requests()
             ),

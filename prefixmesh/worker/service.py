@@ -163,7 +163,11 @@ class InferenceService:
             prepared_ms=(time.monotonic() - arrived) * 1e3,
         )
         submit = Submit(
-            request_id=caller.request_id, namespace=namespace, tokens=prompt.tokens, sampling=sampling
+            request_id=caller.request_id,
+            namespace=namespace,
+            tokens=prompt.tokens,
+            sampling=sampling,
+            owner=caller.tenant,
         )
         return Prepared(submit=submit, prompt=prompt, head=head)
 

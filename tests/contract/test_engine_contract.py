@@ -202,7 +202,9 @@ async def test_the_engine_tells_its_rates_and_counts(engine: EngineClient) -> No
     stats = await engine.stats()
     assert stats.prefill_tokens_per_s > 0
     assert stats.decode_step_ms > 0
-    assert 0 < stats.cached_tokens < stats.prompt_tokens
+    row = stats.cache
+    assert 0 < row.hit_tokens.device < row.prompt_tokens
+    assert row.prompt_tokens == sum(row.hit_tokens) + sum(row.miss_tokens)
     assert stats.double_releases == 0
 
 

@@ -6,11 +6,14 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from prefixmesh import config
+from prefixmesh.cache import eviction
 from prefixmesh.cache.base import PrefixCache
 from prefixmesh.cache.factory import CacheKind, make_prefix_cache
 from prefixmesh.cache.pages import PageAllocator
+from prefixmesh.cache.radix_cache import RadixOptions
 from prefixmesh.config import PrefixCacheKind
-from prefixmesh.errors import DoubleReleaseError
+from prefixmesh.errors import ConfigError, DoubleReleaseError
 from tests.support.cache_kit import NS_A, NS_B, as_pages, insert_prompt, key_of, take
 
 KINDS: tuple[CacheKind, ...] = ("radix", "hash", "off")
@@ -37,6 +40,26 @@ def cache(request: pytest.FixtureRequest, allocator: PageAllocator) -> Iterator[
 def test_the_settings_name_the_caches_that_exist() -> None:
     """The configuration's words and the factory's are the same."""
     assert set(get_args(PrefixCacheKind)) == set(KINDS) == set(get_args(CacheKind))
+    assert get_args(config.EvictionPolicy) == get_args(eviction.EvictionPolicy)
+
+
+@pytest.mark.parametrize("kind", ["hash", "off"])
+def test_only_the_radix_cache_has_options(kind: CacheKind, allocator: PageAllocator) -> None:
+    """An option that would do nothing is refused; the default ones say nothing."""
+    make_prefix_cache(kind, allocator, 1, RadixOptions(policy="lru"))
+    with pytest.raises(ConfigError, match=f"eviction_policy .* not {kind}"):
+        make_prefix_cache(kind, allocator, 1, RadixOptions(policy="lfu"))
+
+
+def test_the_radix_cache_evicts_by_the_policy_it_is_given(allocator: PageAllocator) -> None:
+    """What was found oftener stays, although the other was found last."""
+    cache = make_prefix_cache("radix", allocator, 1, RadixOptions(policy="lfu"))
+    for tokens in ([1, 2, 3], [4, 5, 6]):
+        insert_prompt(cache, allocator, tokens)
+    for tokens in ([1, 2, 3], [1, 2, 3], [4, 5, 6]):
+        cache.match_prefix(key_of(tokens), 1.0)
+    cache.evict(3)
+    assert [cache.peek(key_of(tokens)) for tokens in ([1, 2, 3], [4, 5, 6])] == [3, 0]
 
 
 @pytest.mark.parametrize(("kind", "cached"), [("radix", 1490), ("hash", 1488), ("off", 0)])

@@ -2,6 +2,9 @@
 
 After every rule the invariants are recomputed. The fake model checks that every slot that is read holds the reading request's own
 tokens, in its own namespace; and every answer must equal the undisturbed one, whoever was preempted, aborted or flushed meanwhile.
+The ledger must have counted the prompts of those that were admitted, each once, and tell it in ``Stats``.
+
+Owners share prefixes and may have quotas: then some request may find no room, and must end so.
 """
 
 import pytest
@@ -16,11 +19,24 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from prefixmesh.cache.owners import Quota
+from prefixmesh.cache.radix_cache import RadixOptions
+from prefixmesh.ids import Namespace
+from prefixmesh.worker.engine import EngineCore
 from prefixmesh.worker.messages import Admitted, Ended, Refused, TokensOut
 from tests.support.fake_model import expected_output
-from tests.support.scheduling import NAMESPACE_A, NAMESPACE_B, Bench
+from tests.support.scheduling import ENGINE_INFO, NAMESPACE_A, NAMESPACE_B, Bench
 
 MAX_STEPS_TO_END = 2000
+
+NO_QUOTAS: dict[str, Quota] = {}
+QUOTAS = [
+    NO_QUOTAS,
+    {"a": Quota(floor_pages=8)},
+    {"a": Quota(ceiling_pages=4)},
+    {"a": Quota(floor_pages=6), "b": Quota(floor_pages=2, ceiling_pages=6)},
+]
+BLOCK_SIZE = 2
 
 REQUESTS = st.tuples(
     st.integers(0, 7),
@@ -28,6 +44,8 @@ REQUESTS = st.tuples(
     st.sampled_from([0, 1, 4, 8, 8]),
     st.sampled_from([NAMESPACE_A, NAMESPACE_A, NAMESPACE_B]),
     st.sampled_from([(), (), (7, 21, 38)]),
+    st.sampled_from(["a", "b", ""]),
+    st.integers(0, 1),
 )
 
 
@@ -37,11 +55,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         total_pages=st.sampled_from([10, 20]),
         page_size=st.sampled_from([1, 2]),
-        kind=st.sampled_from(["radix", "radix", "hash", "off"]),
+        kind=st.sampled_from(["radix", "radix", "radix", "hash", "off"]),
         policy=st.sampled_from(["lpm", "fcfs"]),
         chunk=st.sampled_from([0, 1, 3, 64]),
         decode_room=st.sampled_from([0, 0, 4]),
         hold_min=st.sampled_from([2, 100]),
+        eviction=st.sampled_from(["lru", "lfu", "priority"]),
+        quotas=st.sampled_from(QUOTAS),
     )
     def begin(
         self,
@@ -52,7 +72,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk: int,
         decode_room: int,
         hold_min: int,
+        eviction: str,
+        quotas: dict[str, Quota],
     ) -> None:
+        self.may_lack_room = kind == "radix" and any(quota.floor_pages for quota in quotas.values())
+        options = RadixOptions(policy=eviction, quotas=quotas, block_size=BLOCK_SIZE)  # type: ignore[arg-type]
         self.bench = Bench(
             total_pages=total_pages,
             page_size=page_size,
@@ -64,21 +88,34 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_queued=6,
             context_length=18,
             hold_min=hold_min,
+            **({"options": options} if kind == "radix" else {}),
         )
+        self.engine = EngineCore(info=ENGINE_INFO, scheduler=self.bench.scheduler, runner=self.bench.model)
         self.prompts: dict[str, tuple[list[int], int]] = {}
+        self.namespaces: dict[str, bytes] = {}
+        self.idle_steps = 0
         self.aborted: set[str] = set()
         self.failed: set[str] = set()
 
     @rule(burst=st.lists(REQUESTS, min_size=1, max_size=4))
-    def submit(self, burst: list[tuple[int, list[int], int, bytes, tuple[int, ...]]]) -> None:
+    def submit(self, burst: list[tuple[int, list[int], int, bytes, tuple[int, ...], str, int]]) -> None:
         """Several at once, mostly with much of their prompts in common."""
-        for common, tail, max_tokens, namespace, stop in burst:
+        for common, tail, max_tokens, namespace, stop, owner, priority in burst:
             prompt = [0] * common + tail
             request_id = f"r{len(self.prompts)}"
             output = expected_output(prompt, max_tokens)
             ends = [index for index, token in enumerate(output) if token in stop]
             self.prompts[request_id] = (output[: ends[0]] if ends else output, len(prompt))
-            self.bench.submit(request_id, prompt, max_tokens, namespace=namespace, stop_token_ids=stop)
+            self.namespaces[request_id] = namespace
+            self.bench.submit(
+                request_id,
+                prompt,
+                max_tokens,
+                namespace=namespace,
+                stop_token_ids=stop,
+                owner=owner,
+                priority=priority,
+            )
 
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:
@@ -88,13 +125,23 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _step(self) -> None:
         decoding = [r.request_id for r in self.bench.scheduler.running if r.phase.value == "decoding"]
         step = self.bench.step()
+        self.idle_steps = 0 if step is not None else self.idle_steps + 1
         if step is not None:
             visited = [part.request.request_id for part in step.parts]
             assert len(visited) == len(set(visited)), "a request is visited twice in one step (F57)"
             preempted = [r for r in decoding if r not in visited]
             assert step.decoding == len(decoding) - len(preempted)
-        else:
-            assert not self.bench.scheduler.has_work, "there is work and the scheduler does nothing"
+        elif self.bench.scheduler.has_work:
+            assert self.may_lack_room, "there is work and the scheduler does nothing"
+            assert decoding, "only a preemption that leaves nobody running may leave a step empty"
+            assert self.idle_steps == 1, "there is work and the scheduler does nothing any more"
+
+    @rule(common=st.integers(3, 8), namespace=st.sampled_from([NAMESPACE_A, NAMESPACE_B]), data=st.data())
+    def fill(self, common: int, namespace: bytes, data: st.DataObject) -> None:
+        """All that runs ends, and a prompt stays cached on somebody's account."""
+        owner, tail = data.draw(st.sampled_from(["a", "b"])), data.draw(st.integers(0, 1))
+        self.submit([(common, [tail], 0, namespace, (), owner, 0)])
+        self._run_to_the_end()
 
     @precondition(lambda self: self.prompts)
     @rule(data=st.data())
@@ -127,19 +174,44 @@ class SchedulerMachine(RuleBasedStateMachine):
             answer = self.bench.output(request_id)
             assert answer == expected[: len(answer)], "an answer depends on what happened to others"
 
+    @invariant()
+    def who_was_admitted_is_counted_once(self) -> None:
+        """Preempted and resumed, put back and tried again: once, with what it found the first time."""
+        if not hasattr(self, "bench"):
+            return
+        ledger = self.bench.scheduler.ledger
+        admitted = [event for event in self.bench.events if isinstance(event, Admitted)]
+        for namespace in (NAMESPACE_A, NAMESPACE_B):
+            mine = [event for event in admitted if self.namespaces[event.request_id] == namespace]
+            row = ledger.row(Namespace(namespace))
+            assert (row is None) == (not mine)
+            if row is not None:
+                assert row.requests == len(mine)
+                assert row.prompt_tokens == sum(self.prompts[event.request_id][1] for event in mine)
+                assert sum(row.hit_tokens) == sum(event.cached_tokens for event in mine)
+        totals = ledger.totals()
+        assert totals.requests == len(admitted)
+        assert totals.miss_tokens.tail >= len(admitted), "the last token of a prompt is always computed"
+        assert self.engine.stats().cache == totals
+        assert ledger.ignored_records == 0
+
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
             return
-        for _ in range(MAX_STEPS_TO_END):
-            if not self.bench.scheduler.has_work:
-                break
-            self._step()
-        assert not self.bench.scheduler.has_work, "some request never ends"
+        self._run_to_the_end()
         kv = self.bench.scheduler.kv
-        assert (kv.protected_pages, kv.double_releases) == (0, 0)
-        assert kv.free_pages + kv.evictable_pages == kv.total_pages
+        assert (kv.receipts_out, kv.double_releases) == (0, 0)
+        assert kv.free_pages + kv.evictable_pages + kv.protected_pages == kv.total_pages
+        assert self.may_lack_room or kv.protected_pages == 0
         for request_id, (expected, prompt_tokens) in self.prompts.items():
             self._check_end(request_id, expected, prompt_tokens)
+
+    def _run_to_the_end(self) -> None:
+        for _ in range(MAX_STEPS_TO_END):
+            if not self.bench.scheduler.has_work:
+                return
+            self._step()
+        raise AssertionError("some request never ends")
 
     def _check_end(self, request_id: str, expected: list[int], prompt_tokens: int) -> None:
         events = [e for e in self.bench.events if getattr(e, "request_id", None) == request_id]
@@ -153,6 +225,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.bench.output(request_id) == expected
             assert isinstance(events[0], Admitted)
             assert events[0].cached_tokens < prompt_tokens
+        elif last.reason == "no_room":
+            assert self.may_lack_room
         else:
             assert request_id in (self.aborted if last.reason == "aborted" else self.failed)
         tokens = [token for e in events if isinstance(e, TokensOut) for token in e.token_ids]

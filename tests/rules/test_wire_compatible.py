@@ -67,5 +67,24 @@ def test_everything_new_is_written_down() -> None:
     assert describe_wire() == json.loads(GOLDEN.read_text())
 
 
+def reachable(message: Descriptor, seen: set[str]) -> set[str]:
+    """Names of a message and of all that it may carry."""
+    if message.full_name not in seen:
+        seen.add(message.full_name)
+        for field in message.fields:
+            if field.message_type is not None:
+                reachable(field.message_type, seen)
+    return seen
+
+
+def test_callers_are_not_told_why_a_prompt_missed() -> None:
+    """``other_namespace`` tells what others have cached: the callers' service has no message that could carry it."""
+    carried: set[str] = set()
+    for method in inference_pb2.DESCRIPTOR.services_by_name["Inference"].methods:
+        reachable(method.output_type, carried)
+    assert "prefixmesh.v1.CachedTokens" in carried
+    assert not carried & {"prefixmesh.v1.MissTokens", "prefixmesh.v1.CacheCounts"}
+
+
 if __name__ == "__main__":
     GOLDEN.write_text(json.dumps(describe_wire(), indent=1, sort_keys=True) + "\n")

@@ -189,7 +189,9 @@ async def test_leaving_alone_frees_everything_within_two_steps(
         await s.leave(call)
         assert is_idle(await s.after_two_steps())
         computed = s.core.core.stats()
-        assert computed.prompt_tokens == 90, "the one request was admitted once, in the step that had begun"
+        assert computed.cache.prompt_tokens == 90, (
+            "the one request was admitted once, in the step that had begun"
+        )
 
 
 @ways
@@ -205,7 +207,7 @@ async def test_leaving_the_queue_computes_nothing_and_disturbs_nobody(tmp_path: 
         assert s.core.core.stats().queued == 1
         await s.leave(waiting)
         stats = await s.after_two_steps()
-        assert (stats.running, stats.queued, stats.prompt_tokens) == (2, 0, 40)
+        assert (stats.running, stats.queued, stats.cache.prompt_tokens) == (2, 0, 40)
         s.core.run_freely()
         for call in calls:
             last = (await rest_of(call))[-1]

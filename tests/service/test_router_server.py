@@ -14,8 +14,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from prefixmesh import fleet_secret
+from prefixmesh.cache.ledger import Hits, LedgerRow, Misses
 from prefixmesh.config import RouterConfig
 from prefixmesh.errors import ConfigError, UnavailableError
+from prefixmesh.proto.cache_counts import encode_cache_counts
 from prefixmesh.router.server import RouterServer
 from prefixmesh.rpc.channel import open_channel
 from tests.support.fake_worker import FakeWorker, Script
@@ -74,6 +76,16 @@ async def test_worker_of_another_model_is_not_ready(script: Script, problem: str
         with pytest.raises(UnavailableError, match=problem):
             await router.generate(token_request([1]))
         assert problem in (await router.list_workers())[0].problem
+
+
+@pytest.mark.parametrize("row", [None, LedgerRow(2, 40, Hits(10, 5), Misses(11, 7, 4, 3))])
+async def test_operators_see_what_a_worker_has_counted(row: LedgerRow | None) -> None:
+    """Every figure as the worker told it; a worker that tells nothing is not shown as one that found nothing."""
+    counts = None if row is None else encode_cache_counts(row)
+    async with running_router(1, script=Script(counts=counts)) as router:
+        (view,) = await router.list_workers()
+    assert view.HasField("cache") == (row is not None)
+    assert row is None or view.cache == counts
 
 
 async def test_two_workers_with_one_id_are_a_named_problem() -> None:

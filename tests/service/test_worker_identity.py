@@ -72,9 +72,11 @@ async def test_unknown_fields_of_a_body_name_nobody() -> None:
     forged = (
         REQUEST.SerializeToString() + b"\xa2\x06\x04acme"
     )  # field 100, as some other version might define it
-    async with scripted_worker(ScriptedEngine()) as worker:
+    engine = ScriptedEngine()
+    async with scripted_worker(engine) as worker:
         assert await cached(worker, REQUEST, as_tenant("acme")) == 0
         assert await cached(worker, pb.GenerateRequest.FromString(forged), as_tenant("bolt")) == 0
+    assert [command.owner for command in engine.submitted] == ["acme", "bolt"]
 
 
 async def test_a_ticket_says_it_all() -> None:
@@ -86,6 +88,7 @@ async def test_a_ticket_says_it_all() -> None:
     assert answer.started.request_id == "r-1"
     assert answer.started.namespace_digest == (b"N" * 4).hex()
     assert (engine.submitted[0].request_id, engine.submitted[0].namespace) == ("r-1", b"N" * 16)
+    assert engine.submitted[0].owner == "acme", "who pays for the KV"
 
 
 async def test_a_ticket_that_is_not_ours_is_refused() -> None:
@@ -181,6 +184,10 @@ async def test_describe_tells_what_a_router_needs() -> None:
     assert (told.rates.prefill_tokens_per_s, told.rates.decode_step_ms) == (1000.0, 2.0)
     assert (told.pool.total_pages, told.pool.free_pages) == (4000, 3993)
     assert (told.pool.evictable_pages, told.pool.protected_pages) == (4, 3)
+    assert (told.cache.requests, told.cache.prompt_tokens) == (2, 40)
+    assert (told.cache.hit_tokens.device, told.cache.hit_tokens.host) == (10, 5)
+    misses = told.cache.miss_tokens
+    assert (misses.never_seen, misses.evicted, misses.other_namespace, misses.tail) == (11, 7, 4, 3)
     assert (told.max_running_requests, told.running_requests, told.queued_requests) == (8, 0, 0)
     assert told.tokenizer_digest == text_digest(byte_text().tokenizer, byte_text().template)
 

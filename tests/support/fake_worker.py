@@ -109,6 +109,9 @@ class Script:
     cached_tokens: int | None = None
     """Told instead of what is true."""
 
+    counts: control.CacheCounts | None = None
+    """What it tells of its cache; nothing, as workers of an earlier version, when None."""
+
     model_revision: str = REVISION
     tokenizer_digest: str = TOKENIZER_DIGEST
     context_length: int = 100_000
@@ -227,6 +230,7 @@ class FakeWorker:
             rates=control.Rates(
                 prefill_tokens_per_s=script.prefill_tokens_per_s, decode_step_ms=script.decode_step_ms
             ),
+            cache=script.counts,
         )
 
     async def Abort(self, message: pb.AbortRequest, context: AnyContext) -> pb.AbortResponse:

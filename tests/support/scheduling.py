@@ -6,13 +6,39 @@ from prefixmesh import tokens
 from prefixmesh.cache.base import PrefixCache
 from prefixmesh.cache.factory import make_prefix_cache
 from prefixmesh.cache.pages import PageAllocator
+from prefixmesh.cache.radix_cache import DEFAULT_OPTIONS, RadixOptions
 from prefixmesh.config import PrefixCacheKind, SchedulePolicy
-from prefixmesh.worker.messages import Admitted, Ended, EngineSampling, Event, Refused, Submit, TokensOut
+from prefixmesh.worker.messages import (
+    Admitted,
+    Ended,
+    EngineInfo,
+    EngineSampling,
+    Event,
+    Refused,
+    Submit,
+    TokensOut,
+)
 from prefixmesh.worker.scheduler import Scheduler, SchedulerConfig, Step
 from tests.support.fake_model import FAKE_VOCAB, FakeModel
 
 NAMESPACE_A = b"a" * 16
 NAMESPACE_B = b"b" * 16
+
+ENGINE_INFO = EngineInfo(
+    model="fake",
+    model_revision="0",
+    vocab_size=FAKE_VOCAB,
+    context_length=64,
+    page_size=1,
+    total_pages=64,
+    max_total_tokens=64,
+    max_running_requests=8,
+    prefix_cache="radix",
+    device="cpu",
+    dtype="float32",
+    eos_token_ids=(),
+    memory_sums="none",
+)
 
 
 def greedy(max_tokens: int, *, stop_token_ids: tuple[int, ...] = ()) -> EngineSampling:
@@ -34,12 +60,16 @@ def submit_command(
     *,
     namespace: bytes = NAMESPACE_A,
     stop_token_ids: tuple[int, ...] = (),
+    owner: str = "",
+    priority: int = 0,
 ) -> Submit:
     return Submit(
         request_id=request_id,
         namespace=namespace,
         tokens=tokens.pack(prompt),
         sampling=greedy(max_tokens, stop_token_ids=stop_token_ids),
+        owner=owner,
+        priority=priority,
     )
 
 
@@ -59,9 +89,10 @@ class Bench:
         context_length: int = 1000,
         decode_room: int = 4,
         hold_min: int = 32,
+        options: RadixOptions = DEFAULT_OPTIONS,
     ) -> None:
         self.allocator = PageAllocator(total_pages)
-        self.cache: PrefixCache = make_prefix_cache(kind, self.allocator, page_size)
+        self.cache: PrefixCache = make_prefix_cache(kind, self.allocator, page_size, options)
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_running_requests=max_running,
@@ -89,9 +120,17 @@ class Bench:
         *,
         namespace: bytes = NAMESPACE_A,
         stop_token_ids: tuple[int, ...] = (),
+        owner: str = "",
+        priority: int = 0,
     ) -> None:
         command = submit_command(
-            request_id, prompt, max_tokens, namespace=namespace, stop_token_ids=stop_token_ids
+            request_id,
+            prompt,
+            max_tokens,
+            namespace=namespace,
+            stop_token_ids=stop_token_ids,
+            owner=owner,
+            priority=priority,
         )
         self.scheduler.submit(command, self._tick())
         self._after()

@@ -11,6 +11,7 @@ from typing import Final
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from prefixmesh.cache.ledger import Hits, LedgerRow, Misses
 from prefixmesh.errors import PrefixmeshError, UnavailableError
 from prefixmesh.text.backend import byte_level_alphabet
 from prefixmesh.text.tokenizer import Tokenizer
@@ -76,6 +77,9 @@ class ScriptedEngine:
         self.hold_stats = False
         """Stats are told no more: as while a long step runs."""
 
+        self.counts = LedgerRow(2, 40, Hits(device=10, host=5), Misses(11, 7, 4, 3))
+        """What its ledger has counted; every number another, so that none is taken for another."""
+
         self.steps = 0
         self.stats_told = 0
         self.hold_admission = False
@@ -137,8 +141,7 @@ class ScriptedEngine:
             protected_pages=3,
             prefill_tokens_per_s=1000.0,
             decode_step_ms=2.0,
-            prompt_tokens=0,
-            cached_tokens=0,
+            cache=self.counts,
             double_releases=0,
             steps=self.steps,
         )

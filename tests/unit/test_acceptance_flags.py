@@ -19,6 +19,7 @@ ENGINE = {
     "--max-running-requests": 3,
     "--chunked-prefill-size": 7,
     "--schedule-policy": "fcfs",
+    "--eviction-policy": "lfu",
 }
 PROMISED = {
     "up": {*ENGINE, "--workers", "--address", "--detach", "--disable-radix-cache"},

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from prefixmesh.cache.ledger import Hits, LedgerRow, Misses
 from prefixmesh.worker import engine_loop
 from prefixmesh.worker.engine import EngineCore
 from prefixmesh.worker.engine_loop import CommandInbox, run_engine_loop
@@ -12,7 +13,6 @@ from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.messages import (
     Abort,
     Ended,
-    EngineInfo,
     Event,
     Flush,
     GetStats,
@@ -20,24 +20,8 @@ from prefixmesh.worker.messages import (
     Stats,
     TokensOut,
 )
-from tests.support.fake_model import FAKE_VOCAB, expected_output
-from tests.support.scheduling import Bench, submit_command
-
-INFO = EngineInfo(
-    model="fake",
-    model_revision="0",
-    vocab_size=FAKE_VOCAB,
-    context_length=64,
-    page_size=1,
-    total_pages=64,
-    max_total_tokens=64,
-    max_running_requests=8,
-    prefix_cache="radix",
-    device="cpu",
-    dtype="float32",
-    eos_token_ids=(),
-    memory_sums="none",
-)
+from tests.support.fake_model import expected_output
+from tests.support.scheduling import ENGINE_INFO, Bench, submit_command
 
 
 class Clock:
@@ -53,7 +37,7 @@ class Clock:
 
 def make_core() -> tuple[EngineCore, Bench]:
     bench = Bench(max_running=1)
-    return EngineCore(info=INFO, scheduler=bench.scheduler, runner=bench.model, clock=Clock()), bench
+    return EngineCore(info=ENGINE_INFO, scheduler=bench.scheduler, runner=bench.model, clock=Clock()), bench
 
 
 def finish(core: EngineCore) -> list[Event]:
@@ -93,7 +77,9 @@ def test_stats_count_what_was_served() -> None:
         finish(core)
     [stats] = core.handle(GetStats(), 0.0)
     assert isinstance(stats, Stats)
-    assert (stats.prompt_tokens, stats.cached_tokens, stats.steps) == (8, 3, 4)
+    assert stats.steps == 4
+    assert stats.cache == LedgerRow(2, 8, Hits(device=3), Misses(never_seen=3, tail=2))
+    assert stats.cache.cache_hit_rate() == 3 / 8
     assert stats.decode_step_ms == pytest.approx(10.0)
     core.handle(Flush(), 0.0)
     assert core.stats().free_pages == core.stats().total_pages

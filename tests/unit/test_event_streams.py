@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from prefixmesh.cache.ledger import CacheLedger
 from prefixmesh.errors import UnavailableError
 from prefixmesh.worker.event_streams import EventStreams
 from prefixmesh.worker.messages import Abort, Command, Stats, TokensOut
@@ -18,8 +19,7 @@ STATS = Stats(
     protected_pages=0,
     prefill_tokens_per_s=1.0,
     decode_step_ms=1.0,
-    prompt_tokens=0,
-    cached_tokens=0,
+    cache=CacheLedger().totals(),
     double_releases=0,
     steps=0,
 )

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from prefixmesh.cache.ledger import Hits, LedgerRow, Misses
 from prefixmesh.errors import FrameError
 from prefixmesh.worker.framing import (
     MAX_FRAME_BYTES,
@@ -20,11 +21,21 @@ from prefixmesh.worker.framing import (
     read_frame,
     receive_frame,
 )
-from prefixmesh.worker.messages import Abort, Command, Ended, Flush, GetStats, Shutdown, StepEvents, TokensOut
+from prefixmesh.worker.messages import (
+    Abort,
+    Command,
+    Ended,
+    Flush,
+    GetStats,
+    Shutdown,
+    Stats,
+    StepEvents,
+    TokensOut,
+)
 from tests.support.scheduling import submit_command
 
 COMMANDS: list[Command] = [
-    submit_command("r", [1, 2, 3]),
+    submit_command("r", [1, 2, 3], owner="acme", priority=-2),
     Abort(request_id="r"),
     GetStats(),
     Flush(),
@@ -43,6 +54,19 @@ FROM_ENGINE: list[FromEngine] = [
                 prefill_ms=1.5,
                 first_token_ms=2.5,
                 decode_ms=3.5,
+            ),
+            Stats(
+                running=1,
+                queued=2,
+                total_pages=3,
+                free_pages=4,
+                evictable_pages=5,
+                protected_pages=6,
+                prefill_tokens_per_s=7.5,
+                decode_step_ms=8.5,
+                cache=LedgerRow(2, 40, Hits(10, 5), Misses(11, 7, 4, 3)),
+                double_releases=9,
+                steps=10,
             ),
         ]
     ),

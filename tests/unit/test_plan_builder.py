@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prefixmesh.cache.ledger import CacheLedger
 from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.plan_builder import StepPart, build_plan
 from prefixmesh.worker.request import Request
@@ -14,7 +15,7 @@ def make_part(index: int, computed: int, new: int, page_size: int, *, samples: b
     """A request whose pages are scattered and unlike any other request's."""
     length = computed + new
     command = submit_command(f"r{index}", [(index * 31 + p) % 50 for p in range(length)], 3)
-    request = Request.from_submit(command, page_size=page_size, now=0.0)
+    request = Request.from_submit(command, page_size=page_size, ledger=CacheLedger(), now=0.0)
     request.computed = computed
     request.pages = len(request.page_table)
     request.page_table[:] = [1000 * (index + 1) - 7 * page for page in range(request.pages)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prefixmesh.errors import CancelledError, InternalError
+from prefixmesh.errors import CancelledError, InternalError, OverloadedError
 from prefixmesh.ids import Namespace, RequestId
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.text.detokenizer import IncrementalDetokenizer
@@ -96,3 +96,9 @@ def test_an_abort_without_a_stop_string_is_cancelled() -> None:
     """Somebody wanted it so; the text that was held back is not sent."""
     with pytest.raises(CancelledError):
         stream().on_event(ended("aborted"))
+
+
+def test_a_request_that_found_no_room_ends_as_the_overload_it_is() -> None:
+    """Nothing is broken, and later or elsewhere there may be room."""
+    with pytest.raises(OverloadedError, match="no room"):
+        stream().on_event(ended("no_room"))

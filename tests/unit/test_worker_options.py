@@ -50,9 +50,20 @@ def test_every_field_has_its_flag() -> None:
     )
     flags: list[str] = []
     for field in dataclasses.fields(EngineConfig):
+        if field.name == "eviction_policy":  # of the radix cache alone: see below
+            continue
         assert getattr(changed, field.name) != getattr(EngineConfig(), field.name)
         flags += [f"--{field.name.replace('_', '-')}", str(getattr(changed, field.name))]
     assert parse(*flags) == changed
+
+
+def test_only_the_radix_cache_has_another_eviction_policy() -> None:
+    """It is refused before anything is loaded, whichever flag switches the radix cache off."""
+    assert parse("--eviction-policy", "lfu") == EngineConfig(eviction_policy="lfu")
+    assert parse("--eviction-policy", "lru", "--prefix-cache", "hash") == EngineConfig(prefix_cache="hash")
+    for other in (["--prefix-cache", "hash"], ["--prefix-cache", "off"], ["--disable-radix-cache"]):
+        with pytest.raises(ConfigError, match="eviction_policy must be lru with prefix_cache"):
+            parse("--eviction-policy", "priority", *other)
 
 
 def test_disable_radix_cache_is_prefix_cache_off() -> None:

@@ -1,3 +1,4 @@
+from prefixmesh.proto.v1 import inference_pb2 as _inference_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Mapping as _Mapping
@@ -10,7 +11,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "model", "model_revision", "context_length", "page_size", "prefix_cache", "max_total_tokens", "max_running_requests", "protocol_version", "fingerprint_version", "rates", "pool", "running_requests", "queued_requests", "tokenizer_digest")
+    __slots__ = ("worker_id", "incarnation", "model", "model_revision", "context_length", "page_size", "prefix_cache", "max_total_tokens", "max_running_requests", "protocol_version", "fingerprint_version", "rates", "pool", "running_requests", "queued_requests", "tokenizer_digest", "cache")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +28,7 @@ class DescribeResponse(_message.Message):
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     model: str
@@ -43,7 +45,32 @@ class DescribeResponse(_message.Message):
     running_requests: int
     queued_requests: int
     tokenizer_digest: str
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., context_length: _Optional[int] = ..., page_size: _Optional[int] = ..., prefix_cache: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., protocol_version: _Optional[int] = ..., fingerprint_version: _Optional[int] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ...) -> None: ...
+    cache: CacheCounts
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., context_length: _Optional[int] = ..., page_size: _Optional[int] = ..., prefix_cache: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., protocol_version: _Optional[int] = ..., fingerprint_version: _Optional[int] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., cache: _Optional[_Union[CacheCounts, _Mapping]] = ...) -> None: ...
+
+class CacheCounts(_message.Message):
+    __slots__ = ("requests", "prompt_tokens", "hit_tokens", "miss_tokens")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MISS_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    requests: int
+    prompt_tokens: int
+    hit_tokens: _inference_pb2.CachedTokens
+    miss_tokens: MissTokens
+    def __init__(self, requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., hit_tokens: _Optional[_Union[_inference_pb2.CachedTokens, _Mapping]] = ..., miss_tokens: _Optional[_Union[MissTokens, _Mapping]] = ...) -> None: ...
+
+class MissTokens(_message.Message):
+    __slots__ = ("never_seen", "evicted", "other_namespace", "tail")
+    NEVER_SEEN_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    OTHER_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    never_seen: int
+    evicted: int
+    other_namespace: int
+    tail: int
+    def __init__(self, never_seen: _Optional[int] = ..., evicted: _Optional[int] = ..., other_namespace: _Optional[int] = ..., tail: _Optional[int] = ...) -> None: ...
 
 class Rates(_message.Message):
     __slots__ = ("prefill_tokens_per_s", "decode_step_ms")
