@@ -188,7 +188,9 @@ class CacheLedger:
     def _count(self, namespace: Namespace, lookup: Lookup) -> None:
         """For ``CacheQuery.record`` alone."""
         prompt, device, host, misses = lookup
-        if device + host + sum(misses) != prompt or min(device, host, *misses) < 0:
+        never_seen, evicted, elsewhere, tail = misses
+        parts_are_counts = device >= 0 <= host and never_seen >= 0 <= evicted and elsewhere >= 0 <= tail
+        if not parts_are_counts or device + host + never_seen + evicted + elsewhere + tail != prompt:
             raise InternalError(f"the parts of a look-up do not make up its prompt: {lookup}")
         counts = self._rows.get(namespace)
         if counts is None:

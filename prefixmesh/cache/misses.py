@@ -123,6 +123,10 @@ class MissFinder:
         if seen.evicted and self._was_evicted(key, found, seen, last_block):
             fingerprints = missed_fingerprints(key, found, seen.block_size, last_block)
             evicted = seen.evicted.among(fingerprints)
+        elsewhere = self._cached_elsewhere(key, seen)
+        if not evicted and elsewhere <= found:
+            misses = Misses(key_tokens - found, tail=prompt_tokens - key_tokens)
+            return Lookup(prompt_tokens, device_tokens, host_tokens, misses)
         misses = classify(
             prompt_tokens=prompt_tokens,
             key_tokens=key_tokens,
@@ -130,7 +134,7 @@ class MissFinder:
             block_size=seen.block_size,
             fingerprints=fingerprints,
             evicted=evicted,
-            other_namespace_tokens=self._cached_elsewhere(key, seen),
+            other_namespace_tokens=elsewhere,
         )
         return Lookup(prompt_tokens, device_tokens, host_tokens, misses)
 

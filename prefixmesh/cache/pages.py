@@ -15,6 +15,8 @@ from prefixmesh.errors import ConfigError, InternalError, InvariantError
 
 _UINT32: Final = np.dtype(np.uint32)
 
+_FEW: Final = 3
+
 _NOT_FREE: Final = 0
 """Mark of a page that somebody owns; a free page is marked with its place in the stack, counted from 1."""
 
@@ -60,7 +62,8 @@ class PageAllocator:
         Raises InternalError, having freed none, when a page is free already, is named twice, or is not of this pool.
         """
         n = len(pages)
-        if n == 0:
+        if n <= _FEW:
+            self._free_few(pages)
             return
         top = self._top
         if n > top:
@@ -83,6 +86,25 @@ class PageAllocator:
             raise InternalError(f"double free within one call: {_some(pages)}")
         self._stack[top - n : top] = pages
         self._top = top - n
+
+    def _free_few(self, pages: PageIndices) -> None:
+        """As ``free``, one by one: what a request has beyond its last whole page is a page or two, and each call of NumPy costs
+        as much as looking at one of them."""
+        top = self._top
+        mark, stack = self._mark, self._stack
+        for freed, page in enumerate(reversed(pages.tolist()), start=1):
+            if 0 <= page < self._total and freed <= top and mark[page] == _NOT_FREE:
+                mark[page] = top - freed + 1
+                stack[top - freed] = page
+                continue
+            mark[stack[top - freed + 1 : top]] = _NOT_FREE
+            what = (
+                f"double free of page {page}"
+                if 0 <= page < self._total
+                else f"page {page} is outside the pool"
+            )
+            raise InternalError(f"{what}, of {_some(pages)} that come back to {self!r}")
+        self._top = top - len(pages)
 
     def listing(self) -> PageIndices:
         """A copy of the free pages, next to be given last. O(free pages)."""
