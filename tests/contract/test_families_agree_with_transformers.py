@@ -123,10 +123,10 @@ def reference(name: str, seed: int = 0) -> Reference:
         return Reference(model, prompt, model(torch.tensor([prompt])).logits[0])
 
 
-def load(path: Path) -> tuple[ModelConfig, LlamaWeights]:
+def load(path: Path, dtype: torch.dtype = torch.float32) -> tuple[ModelConfig, LlamaWeights]:
     files = resolve_model(str(path))
     config = read_model_config(files)
-    return config, load_weights(files, config, torch.float32, CPU)
+    return config, load_weights(files, config, dtype, CPU)
 
 
 def runner(config: ModelConfig, weights: LlamaWeights, page_size: int = 1) -> ModelRunner:
@@ -236,6 +236,18 @@ def test_a_window_bounds_the_context_where_it_would_begin_to_hide_tokens(tmp_pat
     found = prompt_logits(runner(unbound, weights), prompt)
     assert_close(found[:WINDOW], theirs[:WINDOW])
     assert (found[WINDOW] - theirs[WINDOW]).abs().max() > TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["llama-llama3", "mistral", "qwen2", "qwen3"])
+def test_bfloat16_is_near(tmp_path: Path, name: str) -> None:
+    """In bfloat16 the logits are those of float32 but for rounding: their error is a few percent of their spread."""
+    expected = reference(name)
+    expected.model.save_pretrained(tmp_path)
+    config, weights = load(tmp_path, torch.bfloat16)
+    pool = KVPool(config, PAGES, 1, torch.bfloat16, CPU)
+    model = ModelRunner(config, weights, pool, TorchAttention(config, pool))
+    error = prompt_logits(model, expected.prompt) - expected.prompt_logits
+    assert error.square().mean().sqrt() < 0.05 * expected.prompt_logits.std()
 
 
 @pytest.mark.parametrize("name", ["llama-bias", "qwen2", "qwen3"])
