@@ -28,6 +28,7 @@ from tests.support.naive_publisher import (
     Names,
     Sets,
     make_publisher,
+    read_out,
     sets_of,
     states_of,
     summary_of,
@@ -257,7 +258,7 @@ class PublisherMachine(RuleBasedStateMachine):
         assert events == self.expected_since(epoch, self.shadow.sequence)
         if events is None:
             snapshot = self.publisher.open_snapshot()
-            while (part := snapshot.next_part(2)) is not None:
+            for part in read_out(snapshot):
                 self.shadow.load(part)
             assert not snapshot.void
         for event in events or ():

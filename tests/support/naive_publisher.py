@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from prefixmesh.cache.events import CacheSummary, TierState
+from prefixmesh.cache.events import CacheSummary, SnapshotPart, TierState
 from prefixmesh.cache.publisher import CachePublisher
 from prefixmesh.cache.sharded_blocks import SHARD_SHIFT
+from prefixmesh.cache.snapshot import Snapshot
 from prefixmesh.cache.tier import Tier
 from prefixmesh.cache.view import CacheView
 from prefixmesh.ids import Epoch, Fingerprint
@@ -76,6 +77,15 @@ class NaiveBooks:
 
     def sets(self) -> Sets:
         return tuple(frozenset(+bag) for bag in self.bags)
+
+
+def read_out(snapshot: Snapshot, max_blocks: int = 2) -> list[SnapshotPart]:
+    """What is left of a snapshot; a failure, not a hang, when it does not end."""
+    parts: list[SnapshotPart] = []
+    while (part := snapshot.next_part(max_blocks)) is not None:
+        parts.append(part)
+        assert len(parts) < 10_000, snapshot
+    return parts
 
 
 def states_of(sets: Iterable[Iterable[Fingerprint]]) -> tuple[TierState, ...]:

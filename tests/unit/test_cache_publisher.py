@@ -12,7 +12,7 @@ from prefixmesh.cache.snapshot import Snapshot
 from prefixmesh.cache.tier import Tier
 from prefixmesh.errors import InvariantError, OverloadedError
 from prefixmesh.ids import Epoch, Fingerprint
-from tests.support.naive_publisher import ALPHABET, EPOCHS, Names, make_publisher
+from tests.support.naive_publisher import ALPHABET, EPOCHS, Names, make_publisher, read_out
 
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
 A, B, C, D, E, F = ALPHABET[:6]
@@ -24,13 +24,6 @@ def publisher_with(*device: Fingerprint, host: Names = ()) -> CachePublisher:
     publisher.stored(DEVICE, None, device)
     publisher.stored(HOST, None, host)
     return publisher
-
-
-def read_out(snapshot: Snapshot, max_blocks: int = 2) -> list[SnapshotPart]:
-    parts = []
-    while (part := snapshot.next_part(max_blocks)) is not None:
-        parts.append(part)
-    return parts
 
 
 def content(parts: list[SnapshotPart], tier: Tier) -> list[Fingerprint]:

@@ -6,7 +6,7 @@ from prefixmesh.cache.events import CacheSummary, Cleared, Removed, SnapshotPart
 from prefixmesh.cache.tier import Tier
 from prefixmesh.cache.view import CacheView, ViewResult
 from prefixmesh.errors import InvariantError
-from tests.support.naive_publisher import ALPHABET, EPOCHS, make_publisher
+from tests.support.naive_publisher import ALPHABET, EPOCHS, make_publisher, read_out
 
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
 A, B, C, D = ALPHABET[:4]
@@ -133,7 +133,7 @@ def test_a_view_follows_a_publisher_over_gaps_and_flushes() -> None:
     publisher.stored(DEVICE, None, (A, B))
     snapshot = publisher.open_snapshot()
     publisher.removed(DEVICE, (A,))
-    while (part := snapshot.next_part(1)) is not None:
+    for part in read_out(snapshot, max_blocks=1):
         view.load(part)
     assert view.agrees(snapshot.summary)
     for event in publisher.events_since(FIRST, view.sequence) or ():
