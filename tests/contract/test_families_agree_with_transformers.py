@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 import torch
 
+from prefixmesh.config import EngineConfig
 from prefixmesh.model_files.model_config import ModelConfig, read_model_config
 from prefixmesh.model_files.source import resolve_model
 from prefixmesh.worker.model.gguf_weights import GgufTensors
 from prefixmesh.worker.model.kv_pool import KVPool
 from prefixmesh.worker.model.loader import load_weights
+from prefixmesh.worker.model.open_model import open_model
 from prefixmesh.worker.model.runner import ModelRunner
 from prefixmesh.worker.model.torch_attention import TorchAttention
 from prefixmesh.worker.model.weights import LlamaWeights
@@ -236,6 +238,17 @@ def test_a_window_bounds_the_context_where_it_would_begin_to_hide_tokens(tmp_pat
     found = prompt_logits(runner(unbound, weights), prompt)
     assert_close(found[:WINDOW], theirs[:WINDOW])
     assert (found[WINDOW] - theirs[WINDOW]).abs().max() > TOLERANCE
+
+
+@pytest.mark.parametrize(("name", "told"), [("mistral-window", True), ("mistral", False), ("qwen3", False)])
+def test_a_worker_says_when_a_window_ends_the_context(tmp_path: Path, name: str, told: bool) -> None:
+    """The whole opening of a model, with the line that names the field which bounds it."""
+    reference(name).model.save_pretrained(tmp_path)
+    lines: list[str] = []
+    engine = EngineConfig(dtype="float32", device="cpu", max_total_tokens=PAGES)
+    opened = open_model(resolve_model(str(tmp_path)), engine, lines.append)
+    assert opened.rates.decode_step_ms > 0
+    assert any(f"up to {WINDOW} tokens" in x and "sliding_window" in x for x in lines) is told
 
 
 @pytest.mark.parametrize("name", ["llama-llama3", "mistral", "qwen2", "qwen3"])
