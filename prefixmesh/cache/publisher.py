@@ -22,8 +22,9 @@ from prefixmesh.errors import InvariantError, OverloadedError
 from prefixmesh.ids import Epoch, Fingerprint
 
 BACKLOG = 256
-"""What was told and is not in the books yet, at most. The cache's calls only note what happened, at a tenth of the cost; the books
-follow when somebody reads them, once a step, or here: in 0.2 ms, which is not noticed as a pause."""
+"""Events that were told and are not in the books yet, at most. The cache's calls only note what happened, at a tenth of the cost; the
+books follow when somebody reads them, once a step, or here: in some tenths of a millisecond, and of what one call evicts in as
+long as it would take at once."""
 
 MAX_SNAPSHOTS = 8
 """Open at once. Each may keep a copy of all that changes while it is open; routers come one by one, or after a flush, when there
@@ -62,7 +63,7 @@ class CachePublisher(EventSink):
         self._blocks = [ShardedBlocks() for _ in Tier]
         self._backlog: list[Record] = []
         self.unknown_removals = 0
-        """Removals of blocks that were never told, and so were left out: bugs of the cache's that were survived."""
+        """Blocks that left and were never told: bugs of the cache's that were survived."""
         self._snapshots: list[weakref.ref[Snapshot]] = []
 
     def stored(self, tier: Tier, parent: Fingerprint | None, fingerprints: Sequence[Fingerprint]) -> None:
@@ -79,8 +80,8 @@ class CachePublisher(EventSink):
     def removed(self, tier: Tier, fingerprints: Sequence[Fingerprint]) -> None:
         """Blocks left the tier. O(fingerprints), most of it later (``settle``).
 
-        One event, for those fingerprints that no other block has; none if there are none, and none when a block was never told:
-        a bug of the cache's, which ``unknown_removals`` counts.
+        One event, for those fingerprints that no other block has; none if there are none. One that was never told is a bug of the
+        cache's: it is left out, and ``unknown_removals`` counts it.
         """
         backlog = self._backlog
         backlog.append((REMOVED + tier, None, tuple(fingerprints)))
@@ -104,10 +105,19 @@ class CachePublisher(EventSink):
         try:
             gone = self._blocks[kind - REMOVED].remove(names)
         except InvariantError:
-            self.unknown_removals += 1
-            return
+            gone = self._remove_what_is_there(kind, names)
         if gone:
             self._log.append((kind, None, gone))
+
+    def _remove_what_is_there(self, kind: int, names: tuple[Fingerprint, ...]) -> tuple[Fingerprint, ...]:
+        """Of a removal that cannot be right, the part that can: a name that was never told must not keep the others in the books."""
+        gone: list[Fingerprint] = []
+        for name in names:
+            try:
+                gone += self._blocks[kind - REMOVED].remove((name,))
+            except InvariantError:
+                self.unknown_removals += 1
+        return tuple(gone)
 
     def cleared(self) -> None:
         """Everything left: a new epoch begins, and open snapshots become void. O(blocks), like the flush itself."""

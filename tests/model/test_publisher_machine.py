@@ -128,11 +128,14 @@ class PublisherMachine(RuleBasedStateMachine):
 
     @rule(tier=tiers, chain=chains)
     def remove_what_is_not_there(self, tier: Tier, chain: Names) -> None:
-        """Some of it may be there: nothing may change."""
+        """Some of it may be there, and goes; what is not there is counted."""
         missing = [name for name in ALPHABET if not self.books.bags[tier][name]]
         there = [name for name in dict.fromkeys(chain) if self.books.bags[tier][name]]
         if missing:
             self.publisher.removed(tier, (*there, missing[0]))
+            if gone := self.books.removed(tier, tuple(there)):
+                self.announced(Removed(self.publisher.epoch, self.sequence + 1, tier, gone))
+            self.remember()
             self.publisher.settle()
             assert self.publisher.unknown_removals == 1
             self.publisher.unknown_removals = 0
