@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixmesh.worker.model.attention_groups import group_by_length, kv_lengths, sequence_slots
+from prefixmesh.worker.model.attention_groups import group_by_length, kv_lengths, segment_slots
 from tests.support.plans import PagedSequence, Piece, make_plan
 
 
@@ -29,7 +29,7 @@ def test_slots_follow_the_page_table(page_size: int) -> None:
             sequence.pages[position // page_size] * page_size + position % page_size
             for position in range(len(sequence.tokens))
         ]
-        assert sequence_slots(plan, index, int(lengths[index]), page_size).tolist() == expected
+        assert segment_slots(plan, index, int(lengths[index]), page_size).tolist() == expected
 
 
 @given(

@@ -5,7 +5,7 @@ import torch
 
 from prefixmesh.errors import ConfigError
 from prefixmesh.worker.model.kv_pool import KVPool
-from tests.unit.test_attention_torch import config_of
+from tests.support.paged_attention import config_of
 
 CPU = torch.device("cpu")
 

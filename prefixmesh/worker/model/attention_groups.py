@@ -1,27 +1,47 @@
 """Which sequences of a step attend together, and which slots of the pool each reads. Pure numpy."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
-from prefixmesh.worker.batch_plan import BatchPlan, IntArray
+from prefixmesh.worker.batch_plan import IntArray
 
 
-def kv_lengths(plan: BatchPlan, page_size: int) -> IntArray:
-    """[B] tokens of KV of each sequence, this step's included; O(B)."""
-    pages = np.diff(plan.kv_indptr)
-    lengths: IntArray = ((pages - 1) * page_size + plan.last_page_len).astype(np.int32)
-    return lengths
+class PagedSegments(Protocol):
+    """Lists of pages, one after the other: a ``BatchPlan``'s sequences, or the segments of a ``CascadeLevel``."""
+
+    @property
+    def kv_indptr(self) -> IntArray:
+        """[S+1] where each segment's pages begin."""
+        ...
+
+    @property
+    def kv_indices(self) -> IntArray:
+        """Page indices of all segments."""
+        ...
+
+    @property
+    def last_page_len(self) -> IntArray:
+        """[S] tokens used in each segment's last page."""
+        ...
 
 
-def sequence_slots(plan: BatchPlan, sequence: int, kv_length: int, page_size: int) -> IntArray:
-    """[kv_length] slots that hold a sequence's tokens, in order; O(kv_length)."""
-    pages: IntArray = plan.kv_indices[plan.kv_indptr[sequence] : plan.kv_indptr[sequence + 1]]
+def kv_lengths(segments: PagedSegments, page_size: int) -> IntArray:
+    """[S] tokens of KV of each segment; O(S)."""
+    pages = np.diff(segments.kv_indptr)
+    lengths: IntArray = np.where(pages > 0, (pages - 1) * page_size + segments.last_page_len, 0)
+    return lengths.astype(np.int32)
+
+
+def segment_slots(segments: PagedSegments, segment: int, length: int, page_size: int) -> IntArray:
+    """[length] slots that hold a segment's first ``length`` tokens, in order; O(length)."""
+    pages: IntArray = segments.kv_indices[segments.kv_indptr[segment] : segments.kv_indptr[segment + 1]]
     if page_size == 1:
         return pages
     offsets: IntArray = np.arange(page_size, dtype=np.int32)
     slots: IntArray = np.add.outer(pages * np.int32(page_size), offsets).ravel()
-    return slots[:kv_length]
+    return slots[:length]
 
 
 def group_by_length(lengths: Sequence[int], max_tokens: int, min_slack: int) -> list[list[int]]:

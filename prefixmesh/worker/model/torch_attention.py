@@ -1,38 +1,25 @@
-"""Exact attention with plain torch operations, for CPUs and for proof.
+"""The ``torch`` backend: exact attention over a paged pool, each sequence for itself or, where a shared prefix pays, as a cascade.
 
-A sequence that computes several tokens (prefill) goes through blocks of query rows: the query heads that share a KV head
-become rows of one product, so K and V are never repeated; a block's scores stay in cache; keys after the block are not
-touched, and only the block's own triangle needs a mask. On a CPU this is about twice as fast as
-``scaled_dot_product_attention`` at 1,500 tokens, which multiplies in float32 and repeats K/V per head.
-
-Sequences that compute one token (decode) are gathered into padded groups, and each group is one
-``scaled_dot_product_attention`` in which the query heads of a KV head are again the rows.
-
-In bfloat16, scores and probabilities are rounded to bfloat16 between the products (sums are kept in float32), as in
-Hugging Face's eager attention.
+Plain: a sequence that computes several tokens (prefill) is a list of slots read by rows; sequences that compute one token
+(decode) form padded groups of singles. Cascade: the same for each sequence's own part, one more list of slots per shared segment
+that all its queries read together, and a merge by log-sum-exp. Sequences of a cascade step that share nothing stay plain.
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch.nn import functional
 
 from prefixmesh.model_files.model_config import ModelConfig
-from prefixmesh.worker.batch_plan import BatchPlan
-from prefixmesh.worker.model.attention_groups import group_by_length, kv_lengths, sequence_slots
+from prefixmesh.worker.batch_plan import BatchPlan, IntArray
+from prefixmesh.worker.cascade_plan import CascadeLevel, CascadePlan, CascadeRule, build_cascade
+from prefixmesh.worker.model.attention_groups import group_by_length, kv_lengths, segment_slots
 from prefixmesh.worker.model.kv_pool import KVPool
-
-MAX_BLOCK_ROWS: Final = 64
-"""Query tokens per block. 64 keeps the scores of 1,500 keys near the size of a core's cache and wastes 32 keys a row on the
-triangle; larger blocks measured no faster."""
-
-MIN_BLOCK_ROWS: Final = 8
-"""Fewer rows than this leave the processor's registers half empty."""
-
-MAX_SCORES: Final = 2**22
-"""Scores held at once (twice: before and after softmax): 8 MiB each in bfloat16, however long the context."""
+from prefixmesh.worker.model.paged_products import PagedProducts, Part
 
 CPU_GROUP_TOKENS: Final = 4096
 """Padded tokens per decode group on a CPU, so that the gathered K and V stay in cache."""
@@ -43,167 +30,226 @@ GPU_GROUP_TOKENS: Final = 2**18
 MIN_SLACK: Final = 128
 """Padding that always costs less than another group."""
 
+_LN_2: Final = math.log(2)
+
+_Segments = BatchPlan | CascadeLevel
+IndexArray = npt.NDArray[Any]
+
 
 @dataclass(frozen=True, slots=True)
-class _Prefill:
-    """A sequence that computes rows ``start:end`` of the step."""
+class _Rows:
+    """Queries ``start:end`` over one list of slots."""
 
     start: int
     end: int
-    kv_length: int
+    tokens: int
     slots: torch.Tensor
-    """[kv_length] int32"""
+    """[tokens] or, in a cascade, head by head; int32."""
 
     block_rows: int
+    causal: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _DecodeGroup:
-    """Sequences that compute one row each, padded to the longest."""
+class _Singles:
+    """Sequences with one query each, padded to the longest."""
 
     rows: torch.Tensor
-    """[G] int64 rows of the step."""
+    """[G] int64, where their queries stand."""
 
+    tokens: int
     slots: torch.Tensor
-    """[G * longest] int32; padding points to the sequence's own first token, so that it is finite."""
+    """[G * tokens] or head by head. Padding points to the sequence's own first token, so that it is finite."""
 
-    longest: int
     mask: torch.Tensor | None
-    """[G, 1, 1, longest] 0 or -inf, in the model's dtype; None when all are equally long."""
+    """[G, 1, 1, tokens] 0 or -inf, in the model's dtype; None when all are equally long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is to be multiplied for some sequences, whose queries are counted in one order."""
+
+    rows: list[_Rows]
+    singles: list[_Singles]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cascade:
+    """The sequences of a step that share something."""
+
+    rows: torch.Tensor
+    """[n] int64 the step's rows, in the cascade's order; what follows counts in it."""
+
+    own: _Work
+    shared: list[_Rows]
 
 
 class TorchAttention:
-    """The ``torch`` backend."""
+    """The ``torch`` backend. ``rule`` says which groups share; None never cascades."""
 
-    def __init__(self, config: ModelConfig, pool: KVPool) -> None:
-        self._pool = pool
-        self._kv_heads = config.num_kv_heads
-        self._group = config.num_heads // config.num_kv_heads
-        self._head_dim = config.head_dim
-        self._scale = config.head_dim**-0.5
+    def __init__(self, config: ModelConfig, pool: KVPool, rule: CascadeRule | None = None) -> None:
+        self._page_size = pool.page_size
+        self._dtype, self._device = pool.dtype, pool.device
+        self._rule = rule
+        self._products = PagedProducts(config, pool)
         self._group_tokens = CPU_GROUP_TOKENS if pool.device.type == "cpu" else GPU_GROUP_TOKENS
-        self._future = torch.ones(MAX_BLOCK_ROWS, MAX_BLOCK_ROWS, dtype=torch.bool, device=pool.device).triu_(
-            1
-        )
-        self._scratch = _Scratch(pool.dtype, pool.device)
-        self._prefills: list[_Prefill] = []
-        self._decodes: list[_DecodeGroup] = []
+        self._plain = _Work([], [])
+        self._cascade: _Cascade | None = None
 
     def prepare(self, plan: BatchPlan) -> None:
-        """Work out slots, blocks, groups and masks; O(tokens of KV read)."""
-        lengths = kv_lengths(plan, self._pool.page_size)
-        new_tokens = np.diff(plan.qo_indptr)
-        self._prefills = [
-            self._prefill(plan, int(b), int(lengths[b])) for b in np.flatnonzero(new_tokens > 1)
-        ]
-        single = np.flatnonzero(new_tokens == 1)
-        groups = group_by_length(lengths[single].tolist(), self._group_tokens, MIN_SLACK)
-        self._decodes = [self._decode_group(plan, single[group], lengths) for group in groups]
+        """Work out what is shared, slots, blocks, groups and masks; O(tokens of KV read)."""
+        cascade = None if self._rule is None else build_cascade(plan, self._page_size, self._rule)
+        if cascade is None:
+            self._cascade = None
+            self._plain = self._work(plan, np.arange(len(plan.last_page_len)), plan.qo_indptr, by_head=False)
+            return
+        sharing = self._sharing(cascade)
+        own, starts = cascade.own, cascade.own.qo_indptr[:-1]
+        alone = np.flatnonzero(~sharing[starts])
+        self._plain = self._work(own, alone, plan.qo_indptr[cascade.sequences], by_head=False)
+        # In the cascade only those who share are counted: place p of its order is place compact[p] of them.
+        compact = np.concatenate([[0], np.cumsum(sharing)])
+        self._cascade = _Cascade(
+            rows=torch.tensor(cascade.rows[sharing], dtype=torch.int64, device=self._device),
+            own=self._work(own, np.flatnonzero(sharing[starts]), compact[starts], by_head=True),
+            shared=[
+                self._rows(
+                    level,
+                    segment,
+                    compact[level.qo_indptr[segment : segment + 2]],
+                    causal=False,
+                    by_head=True,
+                )
+                for level in cascade.shared
+                for segment in np.flatnonzero(level.last_page_len).tolist()
+            ],
+        )
 
     def forward(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """[T, num_heads, head_dim] -> the same."""
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        keys, values = self._pool.keys(layer), self._pool.values(layer)
-        for prefill in self._prefills:
-            self._run_prefill(prefill, q, keys, values, out)
-        for group in self._decodes:
-            self._run_decode(group, q, keys, values, out)
+        by_head = out.view(len(q), self._products.kv_heads, -1, self._products.head_dim)
+        for rows in self._plain.rows:
+            kv = self._products.gather(layer, rows.slots)
+            for start, end, visible in _blocks(rows):
+                mixed = self._products.rows(q[start:end], kv, visible, causal=True)
+                by_head[start:end] = mixed.permute(2, 0, 1, 3)
+        for singles in self._plain.singles:
+            own = q.index_select(0, singles.rows)
+            out.index_copy_(0, singles.rows, self._products.singles(own, layer, singles.slots, singles.mask))
+        if self._cascade is not None:
+            merged = self._merged(self._cascade, layer, q.index_select(0, self._cascade.rows))
+            out.index_copy_(0, self._cascade.rows, merged.to(q.dtype))
         return out
 
-    def _prefill(self, plan: BatchPlan, sequence: int, kv_length: int) -> _Prefill:
-        slots = sequence_slots(plan, sequence, kv_length, self._pool.page_size)
-        fitting = MAX_SCORES // (self._kv_heads * self._group * kv_length)
-        return _Prefill(
-            start=int(plan.qo_indptr[sequence]),
-            end=int(plan.qo_indptr[sequence + 1]),
-            kv_length=kv_length,
-            slots=torch.tensor(slots, device=self._pool.device),
-            block_rows=max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, fitting)),
+    def _merged(self, cascade: _Cascade, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """Own parts first, then what is shared merged into them, in float32."""
+        products = self._products
+        heads = (len(q), products.kv_heads, products.group)
+        state = Part(
+            torch.empty(*heads, products.head_dim, dtype=torch.float32, device=q.device),
+            torch.empty(heads, dtype=torch.float32, device=q.device),
+        )
+        for rows in cascade.own.rows:
+            kv = products.gather_heads(layer, rows.slots, rows.tokens)
+            for start, end, visible in _blocks(rows):
+                part = products.rows_part(q[start:end], kv, visible, causal=True)
+                state.values[start:end] = part.values.permute(2, 0, 1, 3)
+                state.lse[start:end] = part.lse.permute(2, 0, 1)
+        for singles in cascade.own.singles:
+            kv = products.gather_heads(layer, singles.slots, singles.tokens)
+            part = products.singles_part(q.index_select(0, singles.rows), kv, singles.mask)
+            state.values.index_copy_(0, singles.rows, part.values.view(-1, *state.values.shape[1:]))
+            state.lse.index_copy_(0, singles.rows, part.lse.view(-1, *heads[1:]))
+        for rows in cascade.shared:
+            kv = products.gather_heads(layer, rows.slots, rows.tokens)
+            for start, end, visible in _blocks(rows):
+                part = products.rows_part(q[start:end], kv, visible, causal=False)
+                into = Part(state.values[start:end], state.lse[start:end])
+                merge_part(into, Part(part.values.permute(2, 0, 1, 3), part.lse.permute(2, 0, 1)))
+        return state.values.view(q.shape)
+
+    def _sharing(self, cascade: CascadePlan) -> IndexArray:
+        """[T] whether the query at each place of the order has a shared segment."""
+        sharing = np.zeros(len(cascade.rows), dtype=np.bool_)
+        for level in cascade.shared:
+            sharing |= np.repeat(level.last_page_len > 0, np.diff(level.qo_indptr))
+        return sharing
+
+    def _work(self, segments: _Segments, chosen: IndexArray, starts: IndexArray, *, by_head: bool) -> _Work:
+        """The causal work of the ``chosen`` of ``segments``; segment ``s`` has its queries from ``starts[s]`` on."""
+        counts, lengths = np.diff(segments.qo_indptr), kv_lengths(segments, self._page_size)
+        several = chosen[counts[chosen] > 1]
+        single = chosen[counts[chosen] == 1]
+        groups = group_by_length(lengths[single].tolist(), self._group_tokens, MIN_SLACK)
+        return _Work(
+            rows=[
+                self._rows(
+                    segments,
+                    segment,
+                    starts[segment] + np.array([0, counts[segment]]),
+                    causal=True,
+                    by_head=by_head,
+                )
+                for segment in several.tolist()
+            ],
+            singles=[
+                self._singles(segments, single[group], lengths, starts, by_head=by_head) for group in groups
+            ],
         )
 
-    def _decode_group(self, plan: BatchPlan, sequences: np.ndarray, lengths: np.ndarray) -> _DecodeGroup:
-        device = self._pool.device
-        own = lengths[sequences]
+    def _rows(
+        self, segments: _Segments, segment: int, bounds: IndexArray, *, causal: bool, by_head: bool
+    ) -> _Rows:
+        tokens = int(kv_lengths(segments, self._page_size)[segment])
+        slots = segment_slots(segments, segment, tokens, self._page_size)
+        return _Rows(
+            start=int(bounds[0]),
+            end=int(bounds[1]),
+            tokens=tokens,
+            slots=self._on_device(slots, by_head=by_head),
+            block_rows=self._products.block_rows(tokens),
+            causal=causal,
+        )
+
+    def _singles(
+        self, segments: _Segments, chosen: IndexArray, lengths: IntArray, starts: IndexArray, *, by_head: bool
+    ) -> _Singles:
+        own = lengths[chosen]
         longest = int(own[0])
-        slots = np.empty((len(sequences), longest), dtype=np.int32)
-        for row, (sequence, length) in enumerate(zip(sequences.tolist(), own.tolist(), strict=True)):
-            slots[row, :length] = sequence_slots(plan, sequence, length, self._pool.page_size)
+        slots = np.empty((len(chosen), longest), dtype=np.int32)
+        for row, (segment, length) in enumerate(zip(chosen.tolist(), own.tolist(), strict=True)):
+            slots[row, :length] = segment_slots(segments, segment, length, self._page_size)
             slots[row, length:] = slots[row, 0]
         mask = None
         if own[-1] != longest:
-            hidden = torch.tensor(np.arange(longest) >= own[:, None], device=device)
-            mask = torch.zeros(hidden.shape, dtype=self._pool.dtype, device=device)
+            hidden = torch.tensor(np.arange(longest) >= own[:, None], device=self._device)
+            mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
             mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
-        return _DecodeGroup(
-            rows=torch.tensor(plan.qo_indptr[sequences], dtype=torch.int64, device=device),
-            slots=torch.tensor(slots.reshape(-1), device=device),
-            longest=longest,
+        return _Singles(
+            rows=torch.tensor(starts[chosen], dtype=torch.int64, device=self._device),
+            tokens=longest,
+            slots=self._on_device(slots, by_head=by_head),
             mask=mask,
         )
 
-    def _run_prefill(
-        self, work: _Prefill, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        kv_heads, group, dim, length = self._kv_heads, self._group, self._head_dim, work.kv_length
-        scratch = self._scratch
-        gathered = scratch.take("keys", (length, kv_heads, dim))
-        torch.index_select(keys, 0, work.slots, out=gathered)
-        keys_t = scratch.take("keys_transposed", (kv_heads, dim, length)).copy_(gathered.permute(1, 2, 0))
-        gathered = scratch.take("values", (length, kv_heads, dim))
-        torch.index_select(values, 0, work.slots, out=gathered)
-        values_t = gathered.transpose(0, 1)
-        seen = length - (work.end - work.start)
-        for start in range(work.start, work.end, work.block_rows):
-            end = min(start + work.block_rows, work.end)
-            rows, visible = end - start, seen + end - work.start
-            folded = (kv_heads, group * rows)
-            block = scratch.take("queries", (kv_heads, group, rows, dim))
-            block.copy_(q[start:end].view(rows, kv_heads, group, dim).permute(1, 2, 0, 3)).mul_(self._scale)
-            scores = scratch.take("scores", (*folded, visible))
-            torch.bmm(block.view(*folded, dim), keys_t[:, :, :visible], out=scores)
-            own_keys = scores.view(kv_heads * group, rows, visible)[:, :, visible - rows :]
-            own_keys.masked_fill_(self._future[:rows, :rows], -torch.inf)
-            shares = scratch.take("shares", (*folded, visible))
-            torch.softmax(scores, dim=-1, out=shares)
-            mixed = scratch.take("mixed", (*folded, dim))
-            torch.bmm(shares, values_t[:, :visible], out=mixed)
-            target = out[start:end].view(rows, kv_heads, group, dim)
-            target.copy_(mixed.view(kv_heads, group, rows, dim).permute(2, 0, 1, 3))
-
-    def _run_decode(
-        self, work: _DecodeGroup, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        count, kv_heads, dim = len(work.rows), self._kv_heads, self._head_dim
-        shape = (count, work.longest, kv_heads, dim)
-        own_keys, own_values = self._scratch.take("keys", shape), self._scratch.take("values", shape)
-        torch.index_select(keys, 0, work.slots, out=own_keys.view(-1, kv_heads, dim))
-        torch.index_select(values, 0, work.slots, out=own_values.view(-1, kv_heads, dim))
-        queries = q.index_select(0, work.rows).view(count, kv_heads, self._group, dim)
-        mixed = functional.scaled_dot_product_attention(
-            queries,
-            own_keys.transpose(1, 2),
-            own_values.transpose(1, 2),
-            attn_mask=work.mask,
-            scale=self._scale,
-        )
-        out.index_copy_(0, work.rows, mixed.reshape(count, kv_heads * self._group, dim))
+    def _on_device(self, slots: IntArray, *, by_head: bool) -> torch.Tensor:
+        rows = self._products.head_slots(slots) if by_head else slots
+        return torch.from_numpy(rows.reshape(-1)).to(self._device)
 
 
-class _Scratch:
-    """Working memory that is kept between layers and steps: fresh memory would be faulted in anew each time. It grows to
-    the largest size asked for, which the context length and ``MAX_SCORES`` bound."""
+def _blocks(rows: _Rows) -> Iterator[tuple[int, int, int]]:
+    """``(start, end, visible)``: blocks of the queries, and how many keys the last query of each sees."""
+    for start in range(rows.start, rows.end, rows.block_rows):
+        end = min(start + rows.block_rows, rows.end)
+        yield start, end, rows.tokens - (rows.end - end if rows.causal else 0)
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype = dtype
-        self._device = device
-        self._buffers: dict[str, torch.Tensor] = {}
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The buffer ``name`` in that shape; its content is whatever was there. Valid until the name is taken again."""
-        size = 1
-        for length in shape:
-            size *= length
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.numel() < size:
-            buffer = self._buffers[name] = torch.empty(size, dtype=self._dtype, device=self._device)
-        return buffer[:size].view(shape)
+def merge_part(into: Part, other: Part) -> None:
+    """Attention over both parts' KV, from each one's and its log-sum-exp in base 2. Changes ``into``, in float32.
+
+    The weights are 2**lse of each over the sum; a part that saw nothing has -inf, and weighs nothing.
+    """
+    weight = torch.sigmoid((other.lse - into.lse).mul_(_LN_2))
+    into.values.lerp_(other.values, weight.unsqueeze(-1))
+    torch.logaddexp2(into.lse, other.lse, out=into.lse)
