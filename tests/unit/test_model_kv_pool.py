@@ -20,6 +20,9 @@ def test_slots_and_pages_are_views_of_the_same_memory() -> None:
     assert (pool.storage[1, 1, 2, 0] == 7).all()
     assert pool.storage.count_nonzero() == 2 * 2 * 2 * 8
     assert (pool.keys(1)[6] == 5).all()
+    by_page = pool.pages(1)
+    assert (by_page[0][1, 2] == 5).all()
+    assert (by_page[1][2, 0] == 7).all()
 
 
 def test_a_new_pool_is_zero_and_knows_its_size() -> None:

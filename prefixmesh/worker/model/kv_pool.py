@@ -62,6 +62,10 @@ class KVPool:
         """A layer's values by slot: a view of [slots, num_kv_heads, head_dim]."""
         return self._values[layer]
 
+    def pages(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's keys and values by page: views of [num_pages, page_size, num_kv_heads, head_dim]."""
+        return self.storage[layer, 0], self.storage[layer, 1]
+
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
         """Store ``keys`` and ``values`` [T, num_kv_heads, head_dim] of new tokens at ``slots`` [T] (int64)."""
         self._keys[layer].index_copy_(0, slots, keys)
