@@ -9,12 +9,12 @@ import torch
 from prefixmesh.config import EngineConfig
 from prefixmesh.model_files.model_config import ModelConfig, read_model_config
 from prefixmesh.model_files.source import ModelFiles
+from prefixmesh.worker.model.attention_choice import choose_attention
 from prefixmesh.worker.model.device import resolve_device, resolve_dtype
 from prefixmesh.worker.model.kv_pool import KVPool
 from prefixmesh.worker.model.loader import load_weights
 from prefixmesh.worker.model.memory import MemorySums, read_device_memory, size_pool
 from prefixmesh.worker.model.runner import ModelRates, ModelRunner
-from prefixmesh.worker.model.torch_attention import TorchAttention
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def open_model(
     tell(sums.describe())
     logger.info("memory_sums %s", sums.describe())
     pool = KVPool(config, sums.num_pages, engine.page_size, dtype, device)
-    runner = ModelRunner(config, weights, pool, TorchAttention(config, pool))
+    runner = ModelRunner(config, weights, pool, choose_attention(config, pool))
     rates = runner.profile()
     logger.info(
         "model_profiled prefill_tokens_per_s=%.0f decode_step_ms=%.1f",
