@@ -4,6 +4,7 @@
 router and worker share them. Every limit is a named constant with its reason.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -22,6 +23,12 @@ MAX_STOP_CHARS: Final = 256
 """A stop string holds back as much text as it is long, so it must stay short."""
 
 MAX_STOP_TOKEN_IDS: Final = 256
+MAX_LOGIT_BIAS: Final = 1024
+"""Each entry is a place to write in every step; a wish about more tokens than this is a job for a grammar."""
+
+MAX_REPETITION_PENALTY: Final = 10.0
+"""Useful values are below 2; what lies far beyond flattens the distribution into noise."""
+
 MAX_EXTRA_KEY_BYTES: Final = 1024
 MAX_REQUEST_ID_BYTES: Final = 256
 MAX_CHAT_MESSAGES: Final = 4096
@@ -61,6 +68,21 @@ class SamplingParams:
     ignore_eos: bool = False
     """Go on past the model's own end-of-turn tokens (for benchmarks)."""
 
+    repetition_penalty: float = 1.0
+    """Logits of tokens that prompt or answer hold already are divided by it where positive, multiplied where negative. Above 0."""
+
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit for every time it stands in the answer; -2 to 2."""
+
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every token that stands in the answer; -2 to 2."""
+
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these ids, after the penalties; -100 to 100."""
+
+    min_tokens: int = 0
+    """Before so many tokens the answer does not end in a stop: ids that end it are not chosen, stop strings not looked for."""
+
     def __post_init__(self) -> None:
         _in_range("sampling.temperature", self.temperature, 0.0, 100.0)
         _in_range("sampling.top_p", self.top_p, 0.0, 1.0, above_low=True)
@@ -78,6 +100,19 @@ class SamplingParams:
         _at_most("sampling.stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS, "ids")
         for token_id in self.stop_token_ids:
             _in_range("sampling.stop_token_ids", token_id, 0, 2**31 - 1)
+        self._check_logit_rules()
+
+    def _check_logit_rules(self) -> None:
+        repetition = self.repetition_penalty
+        _in_range("sampling.repetition_penalty", repetition, 0.0, MAX_REPETITION_PENALTY, above_low=True)
+        _in_range("sampling.frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _in_range("sampling.presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _at_most("sampling.logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS, "ids")
+        for token_id, bias in self.logit_bias.items():
+            _in_range("sampling.logit_bias", token_id, 0, 2**31 - 1)
+            _in_range("sampling.logit_bias", bias, -100.0, 100.0)
+        most = MAX_TOKENS_LIMIT if self.max_tokens is None else self.max_tokens
+        _in_range("sampling.min_tokens", self.min_tokens, 0, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +200,11 @@ def _utf8_size(text: str) -> int:
 def _at_most(name: str, value: int, limit: int, unit: str) -> None:
     if value > limit:
         raise InvalidRequestError(name, f"at most {limit} {unit} allowed, got {value}")
+
+
+def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    """Refuse more tokens than the answer may have, ``max_tokens`` being resolved; raises InvalidRequestError."""
+    _in_range("sampling.min_tokens", min_tokens, 0, max_tokens)
 
 
 def resolve_max_tokens(prompt_tokens: int, max_tokens: int | None, context_length: int) -> int:

@@ -16,6 +16,23 @@ DEFAULT_MAX_TOKENS: Final = 512
 DEFAULT_TEMPERATURE: Final = 0.0
 """The likeliest answer: at the API's 1 the default model, small as it is, talks nonsense, which looks like a broken engine."""
 
+
+class TokenBias(click.ParamType[tuple[int, float]]):
+    """``ID=BIAS``, as a pair."""
+
+    name = "bias"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, float]:
+        """The pair; tells the user when it is none."""
+        token_id, _, bias = str(value).partition("=")
+        try:
+            return int(token_id), float(bias)
+        except ValueError:
+            self.fail(f"{value!r} is not of the form ID=BIAS, as in 42=-5.5.", param, ctx)
+
+
 _CONNECTION: Final = (
     click.option(
         "--address", metavar="HOST:PORT", help="Router or worker. [default: the fleet `up` started]"
@@ -49,6 +66,38 @@ _ANSWER: Final = (
     click.option("--min-p", type=float, help="Drop tokens below this share of the likeliest. [default: 0]"),
     click.option("--seed", type=int, help="Same seed, same answer, at a temperature above 0."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before it; may be repeated."),
+    click.option(
+        "--stop-token-id",
+        "stop_token_ids",
+        type=int,
+        multiple=True,
+        metavar="ID",
+        help="End the answer at this token; may be repeated.",
+    ),
+    click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end of turn."),
+    click.option("--min-tokens", type=int, help="No stop before so many tokens. [default: 0]"),
+    click.option(
+        "--repetition-penalty",
+        type=float,
+        help="Above 1 makes what prompt or answer hold less likely. [default: 1]",
+    ),
+    click.option(
+        "--frequency-penalty",
+        type=float,
+        help="Taken from a token's logit for every time it was answered. [default: 0]",
+    ),
+    click.option(
+        "--presence-penalty",
+        type=float,
+        help="Taken once from the logit of every token that was answered. [default: 0]",
+    ),
+    click.option(
+        "--logit-bias",
+        type=TokenBias(),
+        multiple=True,
+        metavar="ID=BIAS",
+        help="Add to a token's logit, -100 to 100; may be repeated.",
+    ),
 )
 _SAMPLING_NAMES: Final = (
     "model",
@@ -61,6 +110,12 @@ _SAMPLING_NAMES: Final = (
     "min_p",
     "seed",
     "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
 )
 
 
@@ -86,6 +141,7 @@ def open_client(values: Mapping[str, Any]) -> "Client":
 def generate_options(values: Mapping[str, Any]) -> "GenerateOptions":
     """The options of a Generate call; what has no value here is left to the library's defaults."""
     given: Any = {name: values[name] for name in _SAMPLING_NAMES if values[name] is not None}
+    given["logit_bias"] = dict(values["logit_bias"])
     options: GenerateOptions = given
     return options
 

@@ -3,12 +3,20 @@
 Everything a caller passes is checked here, before anything is sent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, TypedDict
 
 from prefixmesh.client.answer import unpack_ids
-from prefixmesh.client.checks import PromptLike, check_integer, check_prompt, check_real, check_text
+from prefixmesh.client.checks import (
+    PromptLike,
+    check_bias,
+    check_integer,
+    check_prompt,
+    check_real,
+    check_text,
+)
 from prefixmesh.errors import InvalidRequestError
 from prefixmesh.proto import codec
 from prefixmesh.proto.v1 import inference_pb2 as pb
@@ -16,6 +24,7 @@ from prefixmesh.requests import ChatPrompt, GenerateRequest, SamplingParams, Tex
 from prefixmesh.rpc.channel import MAX_MESSAGE_BYTES
 
 _DEFAULTS: Final = SamplingParams()
+_NO_BIAS: Final[Mapping[int, float]] = MappingProxyType({})
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -47,6 +56,21 @@ class GenerateOptions(TypedDict, total=False):
 
     ignore_eos: bool
     """Go on past the model's own end of turn (for benchmarks)."""
+
+    repetition_penalty: float
+    """Above 1 makes tokens that prompt or answer hold already less likely, below 1 more. Above 0, at most 10."""
+
+    frequency_penalty: float
+    """Subtracted from a token's logit for every time it stands in the answer; -2 to 2."""
+
+    presence_penalty: float
+    """Subtracted once from the logit of every token that stands in the answer; -2 to 2."""
+
+    logit_bias: Mapping[int, float]
+    """Added to the logits of these token ids, after the penalties; -100 to 100, at most 1,024 ids."""
+
+    min_tokens: int
+    """Before so many tokens the answer does not end in a stop."""
 
     model: str
     """Empty: the model that is served."""
@@ -85,6 +109,11 @@ def build_generate(
     stop: str | Sequence[str] = (),
     stop_token_ids: Sequence[int] = (),
     ignore_eos: bool = False,
+    repetition_penalty: float = _DEFAULTS.repetition_penalty,
+    frequency_penalty: float = _DEFAULTS.frequency_penalty,
+    presence_penalty: float = _DEFAULTS.presence_penalty,
+    logit_bias: Mapping[int, float] = _NO_BIAS,
+    min_tokens: int = _DEFAULTS.min_tokens,
     model: str = "",
     adapter: str = "",
     extra_key: str = "",
@@ -104,6 +133,11 @@ def build_generate(
             stop=tuple(check_text("sampling.stop", one) for one in stops),
             stop_token_ids=tuple(check_integer("sampling.stop_token_ids", one) for one in stop_token_ids),
             ignore_eos=bool(ignore_eos),
+            repetition_penalty=check_real("sampling.repetition_penalty", repetition_penalty),
+            frequency_penalty=check_real("sampling.frequency_penalty", frequency_penalty),
+            presence_penalty=check_real("sampling.presence_penalty", presence_penalty),
+            logit_bias=check_bias("sampling.logit_bias", logit_bias),
+            min_tokens=check_integer("sampling.min_tokens", min_tokens),
         ),
         model=check_text("model", model),
         adapter=check_text("adapter", adapter),

@@ -73,6 +73,13 @@ def check_text(field: str, value: object) -> str:
     return value
 
 
+def check_bias(field: str, value: object) -> dict[int, float]:
+    """A mapping of token ids to numbers."""
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError(field, f"must map token ids to numbers, got {type(value).__name__}")
+    return {check_integer(field, token_id): check_real(field, bias) for token_id, bias in value.items()}
+
+
 def _token_ids(items: Sequence[object]) -> TokenPrompt:
     ids = [check_integer("tokens.ids", item) for item in items]
     if min(ids) < 0 or max(ids) > MAX_TOKEN_ID:

@@ -10,6 +10,7 @@ from prefixmesh.errors import InvalidRequestError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.requests import (
     MAX_CHAT_MESSAGES,
+    MAX_LOGIT_BIAS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     ChatMessage,
@@ -70,6 +71,11 @@ def _encode_generate(request: GenerateRequest) -> pb.GenerateRequest:
             stop=sampling.stop,
             stop_token_ids=sampling.stop_token_ids,
             ignore_eos=sampling.ignore_eos,
+            repetition_penalty=sampling.repetition_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            presence_penalty=sampling.presence_penalty,
+            logit_bias=sampling.logit_bias,
+            min_tokens=sampling.min_tokens,
         ),
     )
     match request.prompt:
@@ -128,6 +134,10 @@ def _decode_sampling(message: pb.Sampling) -> SamplingParams:
             "sampling.stop_token_ids",
             f"at most {MAX_STOP_TOKEN_IDS} ids allowed, got {len(message.stop_token_ids)}",
         )
+    if len(message.logit_bias) > MAX_LOGIT_BIAS:
+        raise InvalidRequestError(
+            "sampling.logit_bias", f"at most {MAX_LOGIT_BIAS} ids allowed, got {len(message.logit_bias)}"
+        )
     defaults = SamplingParams()
     return SamplingParams(
         temperature=message.temperature if message.HasField("temperature") else defaults.temperature,
@@ -139,4 +149,13 @@ def _decode_sampling(message: pb.Sampling) -> SamplingParams:
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        repetition_penalty=(
+            message.repetition_penalty
+            if message.HasField("repetition_penalty")
+            else defaults.repetition_penalty
+        ),
+        frequency_penalty=message.frequency_penalty,
+        presence_penalty=message.presence_penalty,
+        logit_bias=dict(message.logit_bias),
+        min_tokens=message.min_tokens,
     )

@@ -29,15 +29,16 @@ class IncrementalDetokenizer:
     """One answer's text. What ``push`` and ``finish`` give, joined, is ``tokenizer.decode`` of all tokens up to the stop string.
 
     When several stop strings overlap, the one that is complete first counts, so that the text does not depend on how
-    many tokens come at a time.
+    many tokens come at a time. What the first ``min_tokens`` tokens add is not searched.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._search = _StopSearch(stop)
         self._strip_first = tokenizer.strips_first_space
         self._stopped = False
+        self._unsearched_left = min_tokens
 
     @property
     def stopped(self) -> bool:
@@ -53,6 +54,7 @@ class IncrementalDetokenizer:
                 break
             used += 1
             certain.append(self._advance(self._decoder.decode(self._tokenizer.piece(token_id))))
+            self._unsearched_left -= 1
         return TextDelta("".join(certain), self._stopped, used)
 
     def finish(self) -> str:
@@ -66,8 +68,8 @@ class IncrementalDetokenizer:
         if self._strip_first and text:
             self._strip_first = False
             text = text.removeprefix(" ")
-        if not text:
-            return ""
+        if not text or self._unsearched_left > 0:
+            return text
         found = self._search.feed(text)
         self._stopped = found.stopped
         return found.text

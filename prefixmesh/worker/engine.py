@@ -15,6 +15,7 @@ import torch
 from prefixmesh.errors import InternalError
 from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.engine_rates import EngineRates
+from prefixmesh.worker.logit_rules import RuledRow, apply_rules
 from prefixmesh.worker.messages import Abort, EngineInfo, Event, Flush, GetStats, Stats, Submit
 from prefixmesh.worker.sampling import sample
 from prefixmesh.worker.scheduler import Scheduler, Step
@@ -114,6 +115,7 @@ class EngineCore:
         started = self._clock()
         try:
             logits = self._runner.forward(step.plan)
+            _apply_rules(logits, step)
             sampled = sample(
                 logits,
                 [request.sampling for request in step.sampled],
@@ -129,3 +131,14 @@ class EngineCore:
         self._rates.record(
             prefill_tokens=step.prefill_tokens, decoding=step.decoding, elapsed_s=ended - started
         )
+
+
+def _apply_rules(logits: torch.Tensor, step: Step) -> None:
+    """Change the logits of the requests that ask for it, in place."""
+    ruled = [
+        RuledRow(row, request.sampling, request.ids[: request.length], request.prompt_tokens)
+        for row, request in enumerate(step.sampled)
+        if request.changes_logits
+    ]
+    if ruled:
+        apply_rules(logits, ruled)

@@ -49,6 +49,27 @@ class EngineSampling(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...]
     """The caller's and, unless ``ignore_eos``, the model's. Ending ids are never part of the answer."""
 
+    min_tokens: int = 0
+    """Ending ids are not chosen before so many tokens."""
+
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    bias_ids: tuple[int, ...] = ()
+    biases: tuple[float, ...] = ()
+    """Added to the logits of ``bias_ids``, in that order."""
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether any rule of ``logit_rules`` applies; a request without one costs nothing there."""
+        return bool(
+            self.min_tokens
+            or self.repetition_penalty != 1.0
+            or self.frequency_penalty
+            or self.presence_penalty
+            or self.bias_ids
+        )
+
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Front to engine: a new request."""

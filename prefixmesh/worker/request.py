@@ -60,6 +60,9 @@ class Request:
 
     sampling: EngineSampling
     stop_ids: frozenset[int]
+    changes_logits: bool
+    """Whether its sampling has rules that change logits."""
+
     prompt_tokens: int
     ids: IntArray
     """Prompt and answer; as long as both together may become."""
@@ -104,6 +107,7 @@ class Request:
             query=ledger.open_query(namespace),
             sampling=command.sampling,
             stop_ids=frozenset(command.sampling.stop_token_ids),
+            changes_logits=command.sampling.changes_logits,
             prompt_tokens=len(prompt),
             ids=ids,
             length=len(prompt),

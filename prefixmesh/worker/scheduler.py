@@ -212,6 +212,8 @@ class Scheduler:
             problem = f"at most {limit - prompt_tokens} allowed for a prompt of {prompt_tokens} tokens, got {max_tokens}"
         elif int(tokens.unpack(command.tokens).max()) >= vocab_size:
             field, problem = "tokens.ids", f"ids must be below the vocabulary's size, {vocab_size}"
+        elif max(command.sampling.bias_ids, default=0) >= vocab_size:
+            field, problem = "sampling.logit_bias", f"ids must be below the vocabulary's size, {vocab_size}"
         elif self._queue.full:
             problem = f"{self._config.max_queued_requests} requests are waiting already"
         return Refused(request_id=command.request_id, field=field, problem=problem) if problem else None

@@ -24,6 +24,7 @@ from prefixmesh.requests import (
     GenerateRequest,
     Prompt,
     SamplingParams,
+    check_min_tokens,
     resolve_max_tokens,
 )
 from prefixmesh.rpc.status import AnyContext
@@ -94,7 +95,8 @@ class InferenceService:
         with self._calls.enter(caller.request_id, caller.tenant):
             prepared = await self._prepare(caller, request, arrived)
             answer = AnswerStream(
-                prepared.head, IncrementalDetokenizer(self._tokenizer, request.sampling.stop)
+                prepared.head,
+                IncrementalDetokenizer(self._tokenizer, request.sampling.stop, request.sampling.min_tokens),
             )
             outcome = "cancelled"
             try:
@@ -176,6 +178,8 @@ class InferenceService:
 
     def _engine_sampling(self, sampling: SamplingParams, prompt_tokens: int) -> EngineSampling:
         info = self._info
+        max_tokens = resolve_max_tokens(prompt_tokens, sampling.max_tokens, info.context_length)
+        check_min_tokens(sampling.min_tokens, max_tokens)
         model_stops = () if sampling.ignore_eos else self._model_stops
         return EngineSampling(
             temperature=sampling.temperature,
@@ -183,8 +187,14 @@ class InferenceService:
             top_p=sampling.top_p,
             min_p=sampling.min_p,
             seed=secrets.randbelow(MAX_SEED + 1) if sampling.seed is None else sampling.seed,
-            max_tokens=resolve_max_tokens(prompt_tokens, sampling.max_tokens, info.context_length),
+            max_tokens=max_tokens,
             stop_token_ids=(*model_stops, *sampling.stop_token_ids),
+            min_tokens=sampling.min_tokens,
+            repetition_penalty=sampling.repetition_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            presence_penalty=sampling.presence_penalty,
+            bias_ids=tuple(sampling.logit_bias),
+            biases=tuple(sampling.logit_bias.values()),
         )
 
     async def _answer(self, submit: Submit, answer: AnswerStream) -> AsyncGenerator[pb.GenerateResponse]:

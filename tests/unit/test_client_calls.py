@@ -57,6 +57,11 @@ def test_options_arrive_as_given() -> None:
             stop="END",
             stop_token_ids=[7],
             ignore_eos=True,
+            repetition_penalty=1.5,
+            frequency_penalty=0.5,
+            presence_penalty=-1,
+            logit_bias={np.int64(9): -100},  # type: ignore[dict-item]
+            min_tokens=0,
             model="m",
             adapter="a",
             extra_key="k",
@@ -73,6 +78,10 @@ def test_options_arrive_as_given() -> None:
         stop=("END",),
         stop_token_ids=(7,),
         ignore_eos=True,
+        repetition_penalty=1.5,
+        frequency_penalty=0.5,
+        presence_penalty=-1.0,
+        logit_bias={9: -100.0},
     )
     assert (request.model, request.adapter, request.extra_key) == ("m", "a", "k")
     assert request.client_request_id == "r"
@@ -102,6 +111,12 @@ def test_options_arrive_as_given() -> None:
         ({"stop": [5]}, "sampling.stop"),
         ({"stop_token_ids": [2**31]}, "sampling.stop_token_ids"),
         ({"stop_token_ids": [2**70]}, "sampling.stop_token_ids"),
+        ({"logit_bias": [1, 2]}, "sampling.logit_bias"),
+        ({"logit_bias": {"a": 1}}, "sampling.logit_bias"),
+        ({"logit_bias": {1: "much"}}, "sampling.logit_bias"),
+        ({"logit_bias": {2**70: 1}}, "sampling.logit_bias"),
+        ({"min_tokens": 3, "max_tokens": 2}, "sampling.min_tokens"),
+        ({"repetition_penalty": "a"}, "sampling.repetition_penalty"),
         ({"extra_key": "k" * 1025}, "extra_key"),
         ({"extra_key": "\udcff"}, "extra_key"),
         ({"request_id": "r" * 257}, "request_id"),

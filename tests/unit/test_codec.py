@@ -47,6 +47,11 @@ SAMPLINGS = st.builds(
     stop=st.lists(TEXTS, max_size=3).map(tuple),
     stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
     ignore_eos=st.booleans(),
+    repetition_penalty=floats(2**-20, 10),
+    frequency_penalty=floats(-2, 2),
+    presence_penalty=floats(-2, 2),
+    logit_bias=st.dictionaries(st.integers(0, 2**31 - 1), floats(-100, 100), max_size=3),
+    min_tokens=st.just(0),
 )
 REQUESTS = st.builds(
     GenerateRequest, prompt=PROMPTS, sampling=SAMPLINGS, model=TEXTS, adapter=TEXTS, extra_key=TEXTS
@@ -91,6 +96,14 @@ def test_explicit_zeros_are_not_defaults() -> None:
         ({"stop": ["x" * 100_000]}, "sampling.stop"),
         ({"stop_token_ids": range(100_000)}, "sampling.stop_token_ids"),
         ({"stop_token_ids": [-1]}, "sampling.stop_token_ids"),
+        ({"repetition_penalty": 0}, "sampling.repetition_penalty"),
+        ({"frequency_penalty": math.nan}, "sampling.frequency_penalty"),
+        ({"presence_penalty": -3}, "sampling.presence_penalty"),
+        ({"logit_bias": dict.fromkeys(range(100_000), 1.0)}, "sampling.logit_bias"),
+        ({"logit_bias": {1: math.nan}}, "sampling.logit_bias"),
+        ({"logit_bias": {2**32 - 1: 1}}, "sampling.logit_bias"),
+        ({"min_tokens": -1}, "sampling.min_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, "sampling.min_tokens"),
     ],
 )
 def test_sampling_beyond_a_limit_is_refused_by_name(fields: dict[str, Any], field: str) -> None:

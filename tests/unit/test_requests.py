@@ -9,6 +9,8 @@ from prefixmesh.errors import InvalidRequestError
 from prefixmesh.requests import (
     MAX_CHAT_MESSAGES,
     MAX_EXTRA_KEY_BYTES,
+    MAX_LOGIT_BIAS,
+    MAX_REPETITION_PENALTY,
     MAX_REQUEST_ID_BYTES,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
@@ -20,6 +22,7 @@ from prefixmesh.requests import (
     SamplingParams,
     TextPrompt,
     TokenPrompt,
+    check_min_tokens,
     resolve_max_tokens,
 )
 
@@ -43,6 +46,13 @@ TEXT = TextPrompt("a")
         ("seed", 2**63 - 1),
         ("stop", ("x" * MAX_STOP_CHARS,) * MAX_STOP_STRINGS),
         ("stop_token_ids", (0, 2**31 - 1) * (MAX_STOP_TOKEN_IDS // 2)),
+        ("repetition_penalty", 1e-6),
+        ("repetition_penalty", MAX_REPETITION_PENALTY),
+        ("frequency_penalty", -2.0),
+        ("presence_penalty", 2.0),
+        ("logit_bias", dict.fromkeys(range(MAX_LOGIT_BIAS), -100.0)),
+        ("logit_bias", {2**31 - 1: 100.0}),
+        ("min_tokens", 2**31 - 1),
     ],
 )
 def test_values_at_a_limit_are_accepted(name: str, value: Any) -> None:
@@ -66,6 +76,14 @@ def test_values_at_a_limit_are_accepted(name: str, value: Any) -> None:
         ("stop", ("",)),
         ("stop", ("x" * (MAX_STOP_CHARS + 1),)),
         ("stop", ("x",) * (MAX_STOP_STRINGS + 1)),
+        *((name, bad) for name in ("frequency_penalty", "presence_penalty") for bad in (math.nan, -2.1, 2.1)),
+        *(("repetition_penalty", bad) for bad in (math.nan, math.inf, 0.0, -1.0, 10.1)),
+        *(("logit_bias", {5: bad}) for bad in (math.nan, math.inf, -100.1, 101.0)),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {2**31: 1.0}),
+        ("logit_bias", dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1.0)),
+        ("min_tokens", -1),
+        ("min_tokens", 2**31),
         ("stop_token_ids", (-1,)),
         ("stop_token_ids", (2**31,)),
         ("stop_token_ids", (1,) * (MAX_STOP_TOKEN_IDS + 1)),
@@ -76,6 +94,14 @@ def test_values_beyond_a_limit_are_refused_by_name(name: str, value: Any) -> Non
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(**{name: value})
     assert caught.value.field == f"sampling.{name}"
+
+
+@pytest.mark.parametrize("limit", [3, None])
+def test_more_tokens_at_least_than_at_most_are_refused(limit: int | None) -> None:
+    """Also when the limit is what the context leaves."""
+    with pytest.raises(InvalidRequestError, match=r"sampling\.min_tokens: .*at most 3") as caught:
+        check_min_tokens(SamplingParams(min_tokens=4, max_tokens=limit).min_tokens, 3)
+    assert caught.value.field == "sampling.min_tokens"
 
 
 @pytest.mark.parametrize(

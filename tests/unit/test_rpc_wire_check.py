@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixmesh.proto.v1 import inference_pb2 as pb
-from prefixmesh.requests import MAX_CHAT_MESSAGES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from prefixmesh.requests import MAX_CHAT_MESSAGES, MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from prefixmesh.rpc.wire_check import find_crowded, find_invalid_utf8
 
 DESCRIPTOR: Final[Any] = pb.GenerateRequest.DESCRIPTOR
@@ -52,6 +52,7 @@ def test_any_bytes_are_survived(data: bytes) -> None:
     [
         (pb.ChatPrompt(messages=[pb.ChatMessage()] * 200_000), "chat.messages"),
         (pb.Sampling(stop=[""] * 200_000), "sampling.stop"),
+        (pb.Sampling(logit_bias=dict.fromkeys(range(300_000), 1.0)), "sampling.logit_bias.key"),
         (pb.Sampling(stop_token_ids=[1] * 300_000), "sampling.stop_token_ids"),
     ],
 )
@@ -89,6 +90,7 @@ def test_every_request_within_the_limits_has_room() -> None:
         seed=1,
         stop=["stop"] * MAX_STOP_STRINGS,
         stop_token_ids=[2**31 - 1] * MAX_STOP_TOKEN_IDS,
+        logit_bias=dict.fromkeys(range(MAX_LOGIT_BIAS), 1.0),
     )
     messages = [pb.ChatMessage(role="assistant", content="word " * 50)] * MAX_CHAT_MESSAGES
     chat = pb.GenerateRequest(chat=pb.ChatPrompt(messages=messages), sampling=sampling, extra_key="k")

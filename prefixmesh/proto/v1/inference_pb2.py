@@ -24,15 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#prefixmesh/proto/v1/inference.proto\x12\rprefixmesh.v1\"\xf6\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12)\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x19.prefixmesh.v1.ChatPromptH\x00\x12,\n\x06tokens\x18\x05 \x01(\x0b\x32\x1a.prefixmesh.v1.TokenPromptH\x00\x12)\n\x08sampling\x18\x06 \x01(\x0b\x32\x17.prefixmesh.v1.Sampling\x12\x0f\n\x07\x61\x64\x61pter\x18\x07 \x01(\t\x12\x11\n\textra_key\x18\x08 \x01(\tB\x08\n\x06prompt\":\n\nChatPrompt\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.prefixmesh.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\"\xee\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x17\n\nmax_tokens\x18\x05 \x01(\x03H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x03\x12\x12\n\nignore_eos\x18\t \x01(\x08\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\r\n\x0b_max_tokensB\x07\n\x05_seed\"\x9a\x01\n\x10GenerateResponse\x12)\n\x07started\x18\x01 \x01(\x0b\x32\x16.prefixmesh.v1.StartedH\x00\x12%\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x14.prefixmesh.v1.DeltaH\x00\x12+\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x17.prefixmesh.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\xdb\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\x03\x12\x32\n\rcached_tokens\x18\x05 \x01(\x0b\x32\x1b.prefixmesh.v1.CachedTokens\x12\x18\n\x10namespace_digest\x18\x06 \x01(\t\x12\x0c\n\x04seed\x18\x07 \x01(\x03\x12\'\n\x07routing\x18\x08 \x01(\x0b\x32\x16.prefixmesh.v1.Routing\",\n\x0c\x43\x61\x63hedTokens\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\x03\x12\x0c\n\x04host\x18\x02 \x01(\x03\"\\\n\x07Routing\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x1f\n\x17predicted_cached_tokens\x18\x02 \x01(\x03\x12 \n\x18predicted_first_token_ms\x18\x03 \x01(\x01\":\n\x05\x44\x65lta\x12\x10\n\x08position\x18\x01 \x01(\x03\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x85\x01\n\x08\x46inished\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.prefixmesh.v1.FinishReason\x12#\n\x05usage\x18\x02 \x01(\x0b\x32\x14.prefixmesh.v1.Usage\x12\'\n\x07timings\x18\x03 \x01(\x0b\x32\x16.prefixmesh.v1.Timings\"\x89\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x03\x12\x32\n\rcached_tokens\x18\x02 \x01(\x0b\x32\x1b.prefixmesh.v1.CachedTokens\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\x03\x12\x1a\n\x12retokenized_tokens\x18\x04 \x01(\x03\"[\n\x07Timings\x12\x11\n\tqueued_ms\x18\x01 \x01(\x01\x12\x12\n\nprefill_ms\x18\x02 \x01(\x01\x12\x16\n\x0e\x66irst_token_ms\x18\x03 \x01(\x01\x12\x11\n\tdecode_ms\x18\x04 \x01(\x01\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse\"e\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x19.prefixmesh.v1.ChatPromptH\x00\x42\x08\n\x06prompt\"\x1f\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\"\x13\n\x11ListModelsRequest\":\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.prefixmesh.v1.Model\"Q\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\x03\x12\x10\n\x08\x61\x64\x61pters\x18\x04 \x03(\t*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xbe\x02\n\tInference\x12M\n\x08Generate\x12\x1e.prefixmesh.v1.GenerateRequest\x1a\x1f.prefixmesh.v1.GenerateResponse0\x01\x12\x42\n\x05\x41\x62ort\x12\x1b.prefixmesh.v1.AbortRequest\x1a\x1c.prefixmesh.v1.AbortResponse\x12K\n\x08Tokenize\x12\x1e.prefixmesh.v1.TokenizeRequest\x1a\x1f.prefixmesh.v1.TokenizeResponse\x12Q\n\nListModels\x12 .prefixmesh.v1.ListModelsRequest\x1a!.prefixmesh.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#prefixmesh/proto/v1/inference.proto\x12\rprefixmesh.v1\"\xf6\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12)\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x19.prefixmesh.v1.ChatPromptH\x00\x12,\n\x06tokens\x18\x05 \x01(\x0b\x32\x1a.prefixmesh.v1.TokenPromptH\x00\x12)\n\x08sampling\x18\x06 \x01(\x0b\x32\x17.prefixmesh.v1.Sampling\x12\x0f\n\x07\x61\x64\x61pter\x18\x07 \x01(\t\x12\x11\n\textra_key\x18\x08 \x01(\tB\x08\n\x06prompt\":\n\nChatPrompt\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.prefixmesh.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\"\xdd\x03\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x17\n\nmax_tokens\x18\x05 \x01(\x03H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x03\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x02H\x04\x88\x01\x01\x12\x19\n\x11\x66requency_penalty\x18\x0b \x01(\x02\x12\x18\n\x10presence_penalty\x18\x0c \x01(\x02\x12:\n\nlogit_bias\x18\r \x03(\x0b\x32&.prefixmesh.v1.Sampling.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\x0e \x01(\x03\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x15\n\x13_repetition_penalty\"\x9a\x01\n\x10GenerateResponse\x12)\n\x07started\x18\x01 \x01(\x0b\x32\x16.prefixmesh.v1.StartedH\x00\x12%\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x14.prefixmesh.v1.DeltaH\x00\x12+\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x17.prefixmesh.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\xdb\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\x03\x12\x32\n\rcached_tokens\x18\x05 \x01(\x0b\x32\x1b.prefixmesh.v1.CachedTokens\x12\x18\n\x10namespace_digest\x18\x06 \x01(\t\x12\x0c\n\x04seed\x18\x07 \x01(\x03\x12\'\n\x07routing\x18\x08 \x01(\x0b\x32\x16.prefixmesh.v1.Routing\",\n\x0c\x43\x61\x63hedTokens\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\x03\x12\x0c\n\x04host\x18\x02 \x01(\x03\"\\\n\x07Routing\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x1f\n\x17predicted_cached_tokens\x18\x02 \x01(\x03\x12 \n\x18predicted_first_token_ms\x18\x03 \x01(\x01\":\n\x05\x44\x65lta\x12\x10\n\x08position\x18\x01 \x01(\x03\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x85\x01\n\x08\x46inished\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.prefixmesh.v1.FinishReason\x12#\n\x05usage\x18\x02 \x01(\x0b\x32\x14.prefixmesh.v1.Usage\x12\'\n\x07timings\x18\x03 \x01(\x0b\x32\x16.prefixmesh.v1.Timings\"\x89\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x03\x12\x32\n\rcached_tokens\x18\x02 \x01(\x0b\x32\x1b.prefixmesh.v1.CachedTokens\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\x03\x12\x1a\n\x12retokenized_tokens\x18\x04 \x01(\x03\"[\n\x07Timings\x12\x11\n\tqueued_ms\x18\x01 \x01(\x01\x12\x12\n\nprefill_ms\x18\x02 \x01(\x01\x12\x16\n\x0e\x66irst_token_ms\x18\x03 \x01(\x01\x12\x11\n\tdecode_ms\x18\x04 \x01(\x01\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse\"e\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x19.prefixmesh.v1.ChatPromptH\x00\x42\x08\n\x06prompt\"\x1f\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\"\x13\n\x11ListModelsRequest\":\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.prefixmesh.v1.Model\"Q\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\x03\x12\x10\n\x08\x61\x64\x61pters\x18\x04 \x03(\t*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xbe\x02\n\tInference\x12M\n\x08Generate\x12\x1e.prefixmesh.v1.GenerateRequest\x1a\x1f.prefixmesh.v1.GenerateResponse0\x01\x12\x42\n\x05\x41\x62ort\x12\x1b.prefixmesh.v1.AbortRequest\x1a\x1c.prefixmesh.v1.AbortResponse\x12K\n\x08Tokenize\x12\x1e.prefixmesh.v1.TokenizeRequest\x1a\x1f.prefixmesh.v1.TokenizeResponse\x12Q\n\nListModels\x12 .prefixmesh.v1.ListModelsRequest\x1a!.prefixmesh.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'prefixmesh.proto.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1979
-  _globals['_FINISHREASON']._serialized_end=2074
+  _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=2218
+  _globals['_FINISHREASON']._serialized_end=2313
   _globals['_GENERATEREQUEST']._serialized_start=55
   _globals['_GENERATEREQUEST']._serialized_end=301
   _globals['_CHATPROMPT']._serialized_start=303
@@ -42,37 +44,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENPROMPT']._serialized_start=409
   _globals['_TOKENPROMPT']._serialized_end=435
   _globals['_SAMPLING']._serialized_start=438
-  _globals['_SAMPLING']._serialized_end=676
-  _globals['_GENERATERESPONSE']._serialized_start=679
-  _globals['_GENERATERESPONSE']._serialized_end=833
-  _globals['_STARTED']._serialized_start=836
-  _globals['_STARTED']._serialized_end=1055
-  _globals['_CACHEDTOKENS']._serialized_start=1057
-  _globals['_CACHEDTOKENS']._serialized_end=1101
-  _globals['_ROUTING']._serialized_start=1103
-  _globals['_ROUTING']._serialized_end=1195
-  _globals['_DELTA']._serialized_start=1197
-  _globals['_DELTA']._serialized_end=1255
-  _globals['_FINISHED']._serialized_start=1258
-  _globals['_FINISHED']._serialized_end=1391
-  _globals['_USAGE']._serialized_start=1394
-  _globals['_USAGE']._serialized_end=1531
-  _globals['_TIMINGS']._serialized_start=1533
-  _globals['_TIMINGS']._serialized_end=1624
-  _globals['_ABORTREQUEST']._serialized_start=1626
-  _globals['_ABORTREQUEST']._serialized_end=1660
-  _globals['_ABORTRESPONSE']._serialized_start=1662
-  _globals['_ABORTRESPONSE']._serialized_end=1677
-  _globals['_TOKENIZEREQUEST']._serialized_start=1679
-  _globals['_TOKENIZEREQUEST']._serialized_end=1780
-  _globals['_TOKENIZERESPONSE']._serialized_start=1782
-  _globals['_TOKENIZERESPONSE']._serialized_end=1813
-  _globals['_LISTMODELSREQUEST']._serialized_start=1815
-  _globals['_LISTMODELSREQUEST']._serialized_end=1834
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1836
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1894
-  _globals['_MODEL']._serialized_start=1896
-  _globals['_MODEL']._serialized_end=1977
-  _globals['_INFERENCE']._serialized_start=2077
-  _globals['_INFERENCE']._serialized_end=2395
+  _globals['_SAMPLING']._serialized_end=915
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=794
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=842
+  _globals['_GENERATERESPONSE']._serialized_start=918
+  _globals['_GENERATERESPONSE']._serialized_end=1072
+  _globals['_STARTED']._serialized_start=1075
+  _globals['_STARTED']._serialized_end=1294
+  _globals['_CACHEDTOKENS']._serialized_start=1296
+  _globals['_CACHEDTOKENS']._serialized_end=1340
+  _globals['_ROUTING']._serialized_start=1342
+  _globals['_ROUTING']._serialized_end=1434
+  _globals['_DELTA']._serialized_start=1436
+  _globals['_DELTA']._serialized_end=1494
+  _globals['_FINISHED']._serialized_start=1497
+  _globals['_FINISHED']._serialized_end=1630
+  _globals['_USAGE']._serialized_start=1633
+  _globals['_USAGE']._serialized_end=1770
+  _globals['_TIMINGS']._serialized_start=1772
+  _globals['_TIMINGS']._serialized_end=1863
+  _globals['_ABORTREQUEST']._serialized_start=1865
+  _globals['_ABORTREQUEST']._serialized_end=1899
+  _globals['_ABORTRESPONSE']._serialized_start=1901
+  _globals['_ABORTRESPONSE']._serialized_end=1916
+  _globals['_TOKENIZEREQUEST']._serialized_start=1918
+  _globals['_TOKENIZEREQUEST']._serialized_end=2019
+  _globals['_TOKENIZERESPONSE']._serialized_start=2021
+  _globals['_TOKENIZERESPONSE']._serialized_end=2052
+  _globals['_LISTMODELSREQUEST']._serialized_start=2054
+  _globals['_LISTMODELSREQUEST']._serialized_end=2073
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2075
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2133
+  _globals['_MODEL']._serialized_start=2135
+  _globals['_MODEL']._serialized_end=2216
+  _globals['_INFERENCE']._serialized_start=2316
+  _globals['_INFERENCE']._serialized_end=2634
 # @@protoc_insertion_point(module_scope)

@@ -1,0 +1,128 @@
+"""What sampling promises of whole answers, with a real (tiny) model in float32: the same seed gives the same tokens, whatever
+shares the batch and whatever rules the others have."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+import pytest
+
+from prefixmesh import tokens
+from prefixmesh.config import EngineConfig
+from prefixmesh.worker.engine_client import EngineClient, RequestEvent
+from prefixmesh.worker.in_process_engine import InProcessEngine
+from prefixmesh.worker.messages import Ended, EngineSampling, Refused, Submit, TokensOut
+from tests.support.tiny_model import VOCAB_SIZE, make_tiny_model
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PROMPT: Final = list(range(3, 60))
+LENGTH: Final = 24
+
+RULES: Final[dict[str, dict[str, object]]] = {
+    "greedy": {"temperature": 0.0},
+    "hot": {"temperature": 3.0, "top_k": 50, "top_p": 0.9, "min_p": 0.01},
+    "repetition": {"repetition_penalty": 1.4},
+    "frequency": {"frequency_penalty": 1.1},
+    "presence": {"presence_penalty": -1.5},
+    "bias": {"bias_ids": (7, 9, 300), "biases": (4.0, -100.0, 5.0)},
+    "patient": {"min_tokens": 12, "stop_token_ids": tuple(range(0, VOCAB_SIZE, 4))},
+    "all": {
+        "temperature": 1.5,
+        "repetition_penalty": 0.9,
+        "frequency_penalty": 0.4,
+        "presence_penalty": 0.3,
+        "bias_ids": (11,),
+        "biases": (6.0,),
+        "min_tokens": 20,
+        "stop_token_ids": (11, 12, 13, 2**31 - 1),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EngineClient]:
+    model = make_tiny_model(tmp_path_factory.mktemp("sampling") / "tiny")
+    engine = InProcessEngine(
+        EngineConfig(model=str(model), dtype="float32", device="cpu", max_total_tokens=8192, threads=1)
+    )
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def command(request_id: str, rules: dict[str, object], *, prompt: list[int] = PROMPT) -> Submit:
+    plain: dict[str, object] = {
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "seed": 5,
+        "max_tokens": LENGTH,
+        "stop_token_ids": (),
+    }
+    sampling = EngineSampling(**(plain | rules))  # type: ignore[arg-type]
+    return Submit(request_id=request_id, namespace=b"n" * 16, tokens=tokens.pack(prompt), sampling=sampling)
+
+
+async def collect(engine: EngineClient, submit: Submit) -> list[RequestEvent]:
+    return [event async for event in engine.submit(submit)]
+
+
+def answer(events: list[RequestEvent]) -> list[int]:
+    assert isinstance(events[-1], Ended), events[-1]
+    assert events[-1].reason in ("stop", "length"), events[-1]
+    return [token for event in events if isinstance(event, TokensOut) for token in event.token_ids]
+
+
+async def answer_to(engine: EngineClient, name: str, rules: dict[str, object]) -> list[int]:
+    return answer(await collect(engine, command(name, rules)))
+
+
+async def test_the_same_seed_gives_the_same_tokens_alone_and_among_others_with_every_rule(
+    engine: EngineClient,
+) -> None:
+    """And every rule has an effect here."""
+    alone = {name: await answer_to(engine, name, rules) for name, rules in RULES.items()}
+    plain = await answer_to(engine, "plain", {})
+    together = await asyncio.gather(*(answer_to(engine, name, rules) for name, rules in RULES.items()))
+    assert dict(zip(RULES, together, strict=True)) == alone
+    assert all(ids != plain for ids in alone.values())
+
+
+async def test_a_bias_bans_and_forces(engine: EngineClient) -> None:
+    greedy: dict[str, object] = {"temperature": 0.0}
+    plain = await answer_to(engine, "plain", greedy)
+    banned = await answer_to(engine, "ban", greedy | {"bias_ids": (plain[0],), "biases": (-100.0,)})
+    assert plain[0] not in banned
+    forced = await answer_to(engine, "force", greedy | {"bias_ids": (77,), "biases": (100.0,)})
+    assert forced == [77] * LENGTH
+
+
+async def test_a_presence_penalty_asks_for_something_new(engine: EngineClient) -> None:
+    """It counts the answer, not the prompt: strong enough, no token comes twice, and the first may be one of the prompt's."""
+    rules: dict[str, object] = {
+        "temperature": 0.0,
+        "bias_ids": tuple(PROMPT),
+        "biases": (50.0,) * len(PROMPT),
+    }
+    spread = await answer_to(engine, "spread", rules | {"presence_penalty": 2.0, "frequency_penalty": 100.0})
+    assert set(spread) <= set(PROMPT)
+    assert len(set(spread)) == LENGTH
+
+
+async def test_an_answer_does_not_stop_before_min_tokens(engine: EngineClient) -> None:
+    """Every id would end it; masked, they do not come."""
+    stops = tuple(range(0, VOCAB_SIZE, 2))
+    for least in (0, 1, 7):
+        ids = await answer_to(engine, f"least-{least}", {"min_tokens": least, "stop_token_ids": stops})
+        assert len(ids) >= least
+        assert not set(ids[:least]) & set(stops)
+
+
+async def test_a_bias_beyond_the_vocabulary_is_refused_by_name(engine: EngineClient) -> None:
+    [refused] = await collect(engine, command("far", {"bias_ids": (VOCAB_SIZE,), "biases": (1.0,)}))
+    assert isinstance(refused, Refused)
+    assert (refused.field, str(VOCAB_SIZE) in refused.problem) == ("sampling.logit_bias", True)

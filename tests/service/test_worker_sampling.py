@@ -1,0 +1,83 @@
+"""Sampling's rules through the wire, on a worker with a real (tiny) model and the library's own client."""
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import pytest
+
+from prefixmesh.client.calls import GenerateOptions, build_generate
+from prefixmesh.config import EngineConfig
+from prefixmesh.errors import InvalidRequestError
+from prefixmesh.proto.v1 import inference_pb2 as pb
+from tests.support.servers import Answer, Worker, failure_of, real_worker
+from tests.support.tiny_model import VOCAB_SIZE, make_tiny_model
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PROMPT: Final = "Once upon a time there was a prefix that every prompt had in common."
+GREEDY: Final[GenerateOptions] = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+async def worker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
+    settings = EngineConfig(
+        model=str(make_tiny_model(tmp_path_factory.mktemp("tiny"))),
+        device="cpu",
+        dtype="float32",
+        max_total_tokens=6000,
+        threads=1,
+    )
+    async with real_worker(settings) as running:
+        yield running
+
+
+def ask(**options: Any) -> pb.GenerateRequest:
+    chosen: Any = GREEDY | options
+    return build_generate(PROMPT, **chosen)
+
+
+async def answer(worker: Worker, **options: Any) -> Answer:
+    return await worker.generate(ask(**options))
+
+
+async def test_penalties_reach_the_logits(worker: Worker) -> None:
+    plain = (await answer(worker)).token_ids
+    for penalty in (
+        {"repetition_penalty": 5.0},
+        {"frequency_penalty": -2.0, "logit_bias": {plain[1]: 2.0}},
+        {"presence_penalty": -2.0, "logit_bias": {plain[1]: 2.0}},
+    ):
+        assert (await answer(worker, **penalty)).token_ids != plain
+
+
+async def test_a_biased_token_comes_or_does_not(worker: Worker) -> None:
+    plain = (await answer(worker)).token_ids
+    assert plain[0] not in (await answer(worker, logit_bias={plain[0]: -100})).token_ids
+    assert (await answer(worker, logit_bias={77: 100})).token_ids == [77] * 12
+
+
+async def test_no_stop_of_any_kind_counts_before_min_tokens(worker: Worker) -> None:
+    """Stop ids do not come, stop strings are not looked for in what comes."""
+    plain = await answer(worker)
+    stopped = await answer(worker, stop=[plain.text[0]])
+    assert (stopped.text, stopped.finished.reason) == ("", pb.FINISH_REASON_STOP)
+    assert (await answer(worker, stop=[plain.text[0]], min_tokens=12)).text == plain.text
+    held = await answer(worker, stop_token_ids=[plain.token_ids[0]], min_tokens=5)
+    assert plain.token_ids[0] not in held.token_ids[:5]
+    assert len(held.token_ids) >= 5
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"logit_bias": {VOCAB_SIZE: 1.0}}, "sampling.logit_bias"),
+        ({"min_tokens": 5000, "max_tokens": None}, "sampling.min_tokens"),
+    ],
+)
+async def test_what_only_the_model_can_refuse_is_named_too(
+    worker: Worker, options: dict[str, Any], field: str
+) -> None:
+    """The vocabulary and the context are not known to the caller's side."""
+    error = await failure_of(worker, ask(**options))
+    assert isinstance(error, InvalidRequestError)
+    assert error.field == field
