@@ -63,7 +63,7 @@ class Replay:
             batch = list(self._conversations.turns(TURNS_PER_STEP))
             started = process_time()
             self._serve(batch)
-            self.tree.publisher.settle()
+            self.tree.publisher.catch_up()
             self._after_step()
             elapsed += process_time() - started
             self._served += TURNS_PER_STEP

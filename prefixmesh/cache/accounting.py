@@ -35,7 +35,7 @@ class PageAccounts:
         self.allocator = allocator
         self.host = host
         """The second tier; None when there is none."""
-        self.lines = OwnerLines(policy, quotas, _device_pages, "serial", "lock_ref")
+        self.lines = OwnerLines(policy, quotas, _device_pages, "serial", "lock_ref", "has_device_children")
         self.gone = Payer("(cut off by a flush)", LruLine(), Quota())
         """Whose account cut-off nodes are on: a last use in its line, which their last release is, frees them."""
         self.gone.line.refresh = self._free_detached
@@ -79,6 +79,8 @@ class PageAccounts:
     def attach(self, node: TreeNode, packed: bytes) -> None:
         """Give a node that was on the host alone its device pages. Its children on the device must have entered before, and
         its path must be touched, or locked and released, next. O(1)."""
+        assert node.parent is not None
+        node.parent.host_only_children -= 1
         node.pages = packed
         node.payer = payer = self.lines.payer(node.payer.name)
         node.serial = self.serial
@@ -109,6 +111,8 @@ class PageAccounts:
         upper.pin_ref = node.pin_ref
         upper.hash_value = node.hash_value[:blocks]
         upper.children = {lower_edge: node}
+        upper.host_only_children = 0 if node.pages else 1
+        upper.host_children = 1 if node.host_pages else 0
         parent.children[node.edge] = upper
         node.parent = upper
         node.edge = lower_edge
@@ -245,6 +249,8 @@ class PageAccounts:
         """Take an unlocked node's device pages away, its host copy staying; returns them, packed, for the caller to free.
         O(1)."""
         assert not node.lock_ref
+        assert node.parent is not None
+        node.parent.host_only_children += 1
         packed = node.pages
         node.payer.line.leave(node)
         node.pages = b""
@@ -267,6 +273,8 @@ class PageAccounts:
     def forget(self, node: TreeNode) -> None:
         """Take a leaf out of the tree that no tier holds any more. O(1)."""
         assert node.children is NO_CHILDREN
+        assert node.parent is not None
+        node.parent.host_only_children -= 1
         self.node_count -= 1
         node.unlink()
 
@@ -316,7 +324,8 @@ class PageAccounts:
         """The last lock of a cut-off node has gone."""
         pages, node.pages = node.value, b""
         for page in pages.tolist():
-            del self.detached[page]
+            if self.detached.pop(page, None) is not node:
+                raise InternalError(f"page {page} of {node!r} is not known as cut off by a flush")
         self.cached_pages -= len(pages)
         if not node.host_ref_counter:
             node.unlink()

@@ -59,7 +59,7 @@ class Evictor:
         if names:
             self._events.removed(Tier.DEVICE, names)
         if lines.aside:
-            for node in lines.settle():
+            for node in lines.put_back():
                 accounts.serial += 1
                 accounts.touch_device_path(node)
         accounts.allocator.free(unpack_pages(b"".join(given_up)))
@@ -93,7 +93,7 @@ class Evictor:
         if names:
             self._events.removed(Tier.HOST, names)
         if host.lines.aside:
-            for node in host.lines.settle():
+            for node in host.lines.put_back():
                 accounts.serial += 1
                 host.touch_path(node, accounts.serial)
         host.allocator.free(unpack_pages(b"".join(given_up)))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from prefixmesh.cache.eviction import EvictionPolicy
 from prefixmesh.cache.node import INDEX_BYTES, TreeNode, unpack_pages
-from prefixmesh.cache.owners import NOBODY, OwnerLines, Payer, Quota
+from prefixmesh.cache.owners import OwnerLines, Payer, Quota
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.receipts import LockReceipt
 from prefixmesh.errors import DoubleReleaseError
@@ -20,24 +20,22 @@ class HostTier:
 
     def __init__(self, allocator: PageAllocator, policy: EvictionPolicy, quotas: Mapping[str, Quota]) -> None:
         self.allocator = allocator
-        self.lines = OwnerLines(policy, quotas, _host_pages, "host_serial", "host_ref_counter")
+        self.lines = OwnerLines(
+            policy, quotas, _host_pages, "host_serial", "host_ref_counter", "has_host_children"
+        )
         self.cached_pages = 0
         """Host pages of all nodes, cut-off ones among them."""
         self.protected_pages = 0
         """Those of them that a lock protects."""
-        self.double_releases = 0
 
     def evictable_for(self, owner: str) -> int:
         """Host pages that ``owner`` could have. O(floors)."""
         return self.cached_pages - self.protected_pages - self.lines.sheltered_from(owner)
 
-    @property
-    def evictable_pages(self) -> int:
-        """Host pages that ``NOBODY`` in particular could have. O(floors)."""
-        return self.evictable_for(NOBODY)
-
     def attach(self, node: TreeNode, packed: bytes, serial: int) -> None:
         """``node``'s copy is complete in the ``packed`` pages. Its children on the host must have entered before. O(1)."""
+        assert node.parent is not None
+        node.parent.host_children += 1
         node.host_pages = packed
         node.host_serial = serial
         payer = self._payer(node)
@@ -50,6 +48,8 @@ class HostTier:
     def strip(self, node: TreeNode) -> bytes:
         """Take an unlocked node's copy away; returns its pages, packed, for the caller to free. O(1)."""
         assert not node.host_ref_counter
+        assert node.parent is not None
+        node.parent.host_children -= 1
         packed = node.host_pages
         payer = self._payer(node)
         payer.line.leave(node)
@@ -102,7 +102,9 @@ class HostTier:
         while (parent := node.parent) is not None:
             if not node.host_ref_counter:
                 self.protected_pages += _host_pages(node)
-                self._payer(node).locked_pages += _host_pages(node)
+                payer = self._payer(node)
+                if payer.floor:
+                    payer.locked_pages += _host_pages(node)
             node.host_ref_counter += 1
             node = parent
         node.host_ref_counter += 1
@@ -111,11 +113,10 @@ class HostTier:
     def release(self, receipt: LockReceipt, gone: Payer, serial: int) -> None:
         """Undo one lock; what ``gone`` pays for was cut off by a flush and is freed with its last lock. O(depth).
 
-        Raises DoubleReleaseError, changing only the counter, when the receipt was used before.
+        Raises DoubleReleaseError, changing nothing, when the receipt was used before.
         """
         node = receipt.node
         if node is None:
-            self.double_releases += 1
             raise DoubleReleaseError("a host lock's receipt was released twice")
         receipt.node = None
         node.host_receipts -= 1
@@ -128,7 +129,8 @@ class HostTier:
                 else:
                     node.host_serial = serial
                     payer = self._payer(node)
-                    payer.locked_pages -= _host_pages(node)
+                    if payer.floor:
+                        payer.locked_pages -= _host_pages(node)
                     payer.line.put_last(node)
             node = parent
         node.host_ref_counter -= 1

@@ -143,6 +143,13 @@ def _structure(state: _State, page_bytes: int) -> None:
             fits = not len(value) or len(node.key) == len(value) * page_bytes
             _require(fits, "{}: {} bytes of key", node, len(node.key))
     for parent in (root, *state.nodes):
+        children = parent.children.values()
+        host_only = sum(not child.on_device for child in children)
+        _require(
+            parent.host_only_children == host_only, "{} has {} children on the host alone", parent, host_only
+        )
+        on_host = sum(child.on_host for child in children)
+        _require(parent.host_children == on_host, "{} has {} children on the host", parent, on_host)
         for edge, child in parent.children.items():
             _require(
                 child.parent is parent and child.edge == edge, "{} and its parent {} disagree", child, parent
@@ -311,6 +318,9 @@ def _fingerprints(root: TreeNode, page_bytes: int, block_size: int) -> None:
 
 
 def _copies(state: _State) -> None:
+    serial = state.accounts.serial
+    for node in state.nodes:
+        _require(max(node.serial, node.host_serial) <= serial, "{} was used by an operation to come", node)
     for copy in state.copies:
         _require(len(copy.device_pages) == len(copy.host_pages), "{}: two lengths", copy)
         _require(not copy.device_lock.released and not copy.host_lock.released, "{} is not locked", copy)

@@ -42,6 +42,8 @@ class TreeNode:
         "edge",
         "hash_value",
         "hit_count",
+        "host_children",
+        "host_only_children",
         "host_pages",
         "host_receipts",
         "host_ref_counter",
@@ -80,6 +82,10 @@ class TreeNode:
         self.host_pages = b""
         """Host pages of the edge's KV, packed, set only once their copy is complete; empty when it is not on the host."""
         self.children = NO_CHILDREN
+        self.host_only_children = 0
+        """Children that are not on the device."""
+        self.host_children = 0
+        """Children that are on the host, whether on the device too or not."""
         self.lock_ref = 0
         """Receipts that protect this node's device pages: those given for it and those given for any node below it."""
         self.receipts = 0
@@ -125,6 +131,16 @@ class TreeNode:
     def on_host(self) -> bool:
         """Whether the host holds it, readable."""
         return bool(self.host_pages)
+
+    @property
+    def has_device_children(self) -> bool:
+        """Whether it may not be evicted from the device for its children's sake. O(1)."""
+        return len(self.children) > self.host_only_children
+
+    @property
+    def has_host_children(self) -> bool:
+        """Whether it may not be evicted from the host for its children's sake. O(1)."""
+        return self.host_children > 0
 
     def add_child(self, child: "TreeNode") -> None:
         """File ``child`` under its edge. O(1)."""

@@ -10,8 +10,9 @@ Whose first node goes is decided in this order:
 2. whoever wants room that would lift it above its ceiling gives its own instead;
 3. of all others that are above their floors, and of the one who wants room, the lowest rank and least recent use.
 
-For 3 the payers stand in a heap by a *lower bound* of their first node's place: places only rise (uses, hits, priorities), so an
-outdated entry is found when it comes up, and corrected. A payer at or below its floor is not in the heap. So a choice costs the
+For 3 the payers stand in a heap by a *lower bound* of their first node's place: ranks and uses only rise, so an outdated entry is
+found when it comes up, and corrected. (A split may put the lower half a little before the bound, within the use that both had last:
+only a node of the same path and use could stand between.) A payer at or below its floor is not in the heap. So a choice costs the
 logarithm of the number of payers, amortised over uses, and no scan of nodes ever; with one payer it costs nothing.
 """
 
@@ -59,7 +60,7 @@ _Place = tuple[int, int, int]
 of nodes that one operation used the deepest, so a child stands before its parent."""
 
 _FRONT: Final[_Place] = (0, 0, 0)
-"""A lower bound of every place in an LRU line."""
+"""A lower bound of every place in an LRU line, where all ranks are 0. (A ranked line tells by itself when its first goes sooner.)"""
 
 
 Victim = tuple[TreeNode, int]
@@ -113,15 +114,17 @@ class OwnerLines:
         size_of: Callable[[TreeNode], int],
         serial_slot: str,
         lock_slot: str,
+        inner: str,
     ) -> None:
-        """``size_of`` says how many pages of this tier a node has; the slots are where it keeps which operation used them last,
-        and how many locks protect them."""
+        """``size_of`` says how many pages of this tier a node has; the others name where it tells which operation used them
+        last, how many locks protect them, and whether it has children on this tier."""
         self._policy: EvictionPolicy = policy
         self._quotas = dict(quotas)
         self._size_of = size_of
         self._used_at: Callable[[TreeNode], int] = attrgetter(serial_slot)
         self.is_locked: Callable[[TreeNode], int] = attrgetter(lock_slot)
         """Truthy for a node that a lock protects on this tier."""
+        self._is_inner: Callable[[TreeNode], bool] = attrgetter(inner)
         self._ranked = policy != "lru"
         self._payers: dict[str, Payer] = {}
         self._numbers = itertools.count()
@@ -164,7 +167,9 @@ class OwnerLines:
             else:
                 self._above_ceiling.pop(payer, None)
         if payer.floor and payer.queued is None and payer.pages > payer.floor:
-            self._offer(payer, self._place_of_first(payer) or _FRONT)
+            place = self._place_of_first(payer) or (None if self._ranked else _FRONT)
+            if place is not None:
+                self._offer(payer, place)
         if not payer.pages and not payer.watched and payer.name != NOBODY:
             del self._payers[payer.name]
             payer.queued = None
@@ -180,7 +185,7 @@ class OwnerLines:
         See the module for the order.
 
         A node that comes up but cannot go, because a child of it is still there, stands aside until ``child_left`` finds it a leaf,
-        or until ``settle``, which ends the operation. ``serial`` is the operation's number, higher than that of any use before.
+        or until ``put_back``, which ends the operation. ``serial`` is the operation's number, higher than that of any use before.
         """
         if len(self._payers) == 1:  # NOBODY alone, as long as owners are not told
             payer = self._payers[NOBODY]
@@ -198,14 +203,14 @@ class OwnerLines:
 
     def child_left(self, parent: TreeNode | None) -> None:
         """A child of ``parent`` has left the tier: if the parent stands aside and is a leaf now, it is back where it stood, before
-        all others of its line. To be called for each victim while ``aside`` is not empty. O(its children)."""
+        all others of its line. To be called for each victim while ``aside`` is not empty. O(1)."""
         if parent in self.aside and parent is not None and not self._is_inner(parent):
             del self.aside[parent]
             payer = self._payers[parent.payer.name]
             payer.line.put_first(parent)
             self._lowered(payer)
 
-    def settle(self) -> list[TreeNode]:
+    def put_back(self) -> list[TreeNode]:
         """Put what stands aside back in line; returns it, in the order passed over, for the caller to touch one path after
         another: each is in use by a sheltered child. To be called after the last ``next_victim`` of an operation when ``aside`` is
         not empty. O(1) each."""
@@ -300,9 +305,6 @@ class OwnerLines:
         payer.queued = place
         heapq.heappush(self._heap, (place, next(self._numbers), payer))
 
-    def _is_inner(self, node: TreeNode) -> bool:
-        return bool(node.children) and any(self._size_of(child) for child in node.children.values())
-
     def check_invariants(self) -> None:
         """Recompute what a quota keeps count of; raises InvariantError. O(payers + their evictable nodes)."""
         for payer in self._payers.values():
@@ -315,11 +317,21 @@ class OwnerLines:
             sheltered = payer.floor and payer.pages <= payer.floor
             if idle and not sheltered and payer.queued is None:
                 raise InvariantError(f"{payer!r} has something to give and is not in the heap")
+            place = self._place_of_first(payer)
+            if place is not None and payer.queued is not None and payer.queued[:2] > place[:2]:
+                raise InvariantError(
+                    f"{payer!r} stands in the heap at {payer.queued}, after its first at {place}"
+                )
         if self.aside:
             raise InvariantError(f"{len(self.aside)} nodes still stand aside")
         entries = {entry[2]: entry[0] for entry in self._heap if entry[2].queued is entry[0]}
         if any(payer.queued is not None and payer not in entries for payer in self._payers.values()):
             raise InvariantError("a payer's entry is not in the heap")
+
+    def pages_of(self, name: str) -> int:
+        """Pages of this tier that ``name`` pays for; opens no account. O(1)."""
+        payer = self._payers.get(name)
+        return 0 if payer is None else payer.pages
 
     def __iter__(self) -> Iterator[Payer]:
         return iter(self._payers.values())

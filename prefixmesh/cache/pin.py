@@ -75,6 +75,10 @@ class PinnedTree(Protocol):
         """Tokens per page."""
         ...
 
+    def can_hold(self, key: RadixKey) -> bool:
+        """Whether the tree can divide where the key's public part ends."""
+        ...
+
     def hold(self, key: RadixKey) -> Held:
         """Lock the longest prefix of ``key`` that is on the device, making its end a node. A use for the order of eviction
         alone: no time, no hit."""

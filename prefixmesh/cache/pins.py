@@ -190,6 +190,10 @@ class PinTable:
             )
         if key.boundary_tokens * TOKEN_BYTES >= whole:
             return RadixKey(key.namespace, key.tokens[:whole])
+        if not self._tree.can_hold(key):
+            raise InvalidRequestError(
+                "boundary_tokens", f"a public part ends at whole pages and blocks, got {key.boundary_tokens}"
+            )
         return key._replace(tokens=key.tokens[:whole])
 
     def _require_room(self, pin: Pin) -> None:

@@ -23,8 +23,10 @@ from prefixmesh.ids import Epoch, Fingerprint
 
 BACKLOG = 256
 """Events that were told and are not in the books yet, at most. The cache's calls only note what happened, at a tenth of the cost; the
-books follow when somebody reads them, once a step, or here: in some tenths of a millisecond, and of what one call evicts in as
-long as it would take at once."""
+books follow when somebody reads them, once a step, or here."""
+
+BACKLOG_BLOCKS = 2_048
+"""The same bound in blocks, for the chains of long prompts: about a millisecond's work."""
 
 MAX_SNAPSHOTS = 8
 """Open at once. Each may keep a copy of all that changes while it is open; routers come one by one, or after a flush, when there
@@ -40,6 +42,7 @@ class CachePublisher(EventSink):
 
     __slots__ = (
         "_backlog",
+        "_backlog_blocks",
         "_blocks",
         "_log",
         "_max_snapshots",
@@ -62,38 +65,41 @@ class CachePublisher(EventSink):
         self._log = EventLog(new_epoch(), log_events, log_blocks)
         self._blocks = [ShardedBlocks() for _ in Tier]
         self._backlog: list[Record] = []
+        self._backlog_blocks = 0
         self.unknown_removals = 0
         """Blocks that left and were never told: bugs of the cache's that were survived."""
         self._snapshots: list[weakref.ref[Snapshot]] = []
 
     def stored(self, tier: Tier, parent: Fingerprint | None, fingerprints: Sequence[Fingerprint]) -> None:
-        """A chain of blocks came to the tier. O(fingerprints), most of it later (``settle``).
+        """A chain of blocks came to the tier. O(fingerprints), most of it later (``catch_up``).
 
         One event; none for a fingerprint that another block has on the tier already, so that it may also become none, or several
         (a chain around such a block).
         """
-        backlog = self._backlog
-        backlog.append((STORED + tier, parent, tuple(fingerprints)))
-        if len(backlog) >= BACKLOG:
-            self.settle()
+        names = tuple(fingerprints)
+        self._backlog.append((STORED + tier, parent, names))
+        self._backlog_blocks += len(names)
+        if len(self._backlog) >= BACKLOG or self._backlog_blocks >= BACKLOG_BLOCKS:
+            self.catch_up()
 
     def removed(self, tier: Tier, fingerprints: Sequence[Fingerprint]) -> None:
-        """Blocks left the tier. O(fingerprints), most of it later (``settle``).
+        """Blocks left the tier. O(fingerprints), most of it later (``catch_up``).
 
         One event, for those fingerprints that no other block has; none if there are none. One that was never told is a bug of the
         cache's: it is left out, and ``unknown_removals`` counts it.
         """
-        backlog = self._backlog
-        backlog.append((REMOVED + tier, None, tuple(fingerprints)))
-        if len(backlog) >= BACKLOG:
-            self.settle()
+        names = tuple(fingerprints)
+        self._backlog.append((REMOVED + tier, None, names))
+        self._backlog_blocks += len(names)
+        if len(self._backlog) >= BACKLOG or self._backlog_blocks >= BACKLOG_BLOCKS:
+            self.catch_up()
 
-    def settle(self) -> None:
+    def catch_up(self) -> None:
         """Bring the books up to what was told; every reading does. O(fingerprints told since)."""
-        backlog, self._backlog = self._backlog, []
+        backlog, self._backlog, self._backlog_blocks = self._backlog, [], 0
         for kind, parent, names in backlog:
             if kind >= REMOVED:
-                self._settle_removed(kind, names)
+                self._catch_up_removed(kind, names)
                 continue
             known = self._blocks[kind - STORED].add(names)
             if known:
@@ -101,7 +107,7 @@ class CachePublisher(EventSink):
             elif names:
                 self._log.append((kind, parent, names))
 
-    def _settle_removed(self, kind: int, names: tuple[Fingerprint, ...]) -> None:
+    def _catch_up_removed(self, kind: int, names: tuple[Fingerprint, ...]) -> None:
         try:
             gone = self._blocks[kind - REMOVED].remove(names)
         except InvariantError:
@@ -123,7 +129,7 @@ class CachePublisher(EventSink):
         """Everything left: a new epoch begins, and open snapshots become void. O(blocks), like the flush itself."""
         for snapshot in self._open_snapshots():
             snapshot.make_void()
-        self._backlog.clear()
+        self._backlog, self._backlog_blocks = [], 0
         self._blocks = [ShardedBlocks() for _ in Tier]
         self._log.begin(self._new_epoch())
 
@@ -135,7 +141,7 @@ class CachePublisher(EventSink):
     @property
     def sequence(self) -> int:
         """The number of the latest event in the epoch; 0 is its beginning."""
-        self.settle()
+        self.catch_up()
         return self._log.sequence
 
     @property
@@ -144,13 +150,13 @@ class CachePublisher(EventSink):
         return Cleared(self._log.epoch, 0)
 
     def state(self, tier: Tier) -> TierState:
-        """Count and digest of the different fingerprints on the tier. O(1) when settled."""
-        self.settle()
+        """Count and digest of the different fingerprints on the tier. O(1) when caught up."""
+        self.catch_up()
         blocks = self._blocks[tier]
         return TierState(blocks.count, blocks.digest)
 
     def summary(self) -> CacheSummary:
-        """Epoch, sequence and every tier's state: what a report carries. O(1) when settled."""
+        """Epoch, sequence and every tier's state: what a report carries. O(1) when caught up."""
         return CacheSummary(self._log.epoch, self.sequence, tuple(self.state(tier) for tier in Tier))
 
     def events_since(self, epoch: Epoch, sequence: int) -> Sequence[Event] | None:
@@ -158,7 +164,7 @@ class CachePublisher(EventSink):
 
         None when only a snapshot helps: too long ago for the log, another epoch, or not yet happened.
         """
-        self.settle()
+        self.catch_up()
         return self._log.since(epoch, sequence)
 
     def open_snapshot(self) -> Snapshot:
@@ -178,7 +184,7 @@ class CachePublisher(EventSink):
 
     def check_invariants(self) -> None:
         """Recompute the books of every tier, the log's and the snapshots'; raises InvariantError. O(blocks + events kept)."""
-        self.settle()
+        self.catch_up()
         if self.unknown_removals:
             raise InvariantError(f"{self!r}: {self.unknown_removals} times a block left that was never told")
         for blocks in self._blocks:
@@ -188,7 +194,7 @@ class CachePublisher(EventSink):
             raise InvariantError(f"{self!r}: more snapshots are open than {self._max_snapshots}")
 
     def __repr__(self) -> str:
-        self.settle()
+        self.catch_up()
         tiers = ", ".join(f"{tier.name.lower()}={self._blocks[tier].count}" for tier in Tier)
         return (
             f"CachePublisher(epoch={self.epoch:016x}, sequence={self.sequence}, {tiers}, "

@@ -253,6 +253,14 @@ class RadixCache:
             accounts.touch(node, now, 0)
         return InsertResult(position // TOKEN_BYTES, wanted * self._page_size, unpack_pages(packed), node)
 
+    def can_hold(self, key: RadixKey) -> bool:
+        """Whether a key's boundary, if it has one, is where the tree can divide: at whole pages and blocks. O(1)."""
+        at = key.boundary_tokens
+        if not at:
+            return True
+        whole = at > 0 and not at % self._page_size and not at % self._block_size
+        return whole and len(key.tail) == len(key.namespace)
+
     def hold(self, key: RadixKey) -> Held:
         """For ``pins``: lock the longest prefix of ``key`` that is on the device, making its end a node. Counts as a use for
         the order of eviction alone. As ``match_prefix`` and ``lock``."""
@@ -336,10 +344,10 @@ class RadixCache:
         return shared + given[len(shared) :]
 
     def _check_boundary(self, key: RadixKey) -> None:
-        at = key.boundary_tokens
-        if at < 0 or at % self._page_size or at % self._block_size or len(key.tail) != len(key.namespace):
+        if not self.can_hold(key):
             raise InternalError(
-                f"a boundary at {at} tokens is not at whole pages of {self._page_size} and blocks of {self._block_size}"
+                f"a boundary at {key.boundary_tokens} tokens is not at whole pages of {self._page_size} and blocks of "
+                f"{self._block_size}, or the tail has no namespace"
             )
 
     def _make_room(self, tier: Tier, pages: int, owner: str) -> PageIndices | None:

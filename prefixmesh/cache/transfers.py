@@ -15,6 +15,7 @@ destination           host pages, owned by the copy         device pages, owned 
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from prefixmesh.cache.accounting import PageAccounts
 from prefixmesh.cache.base import MatchResult, PageIndices
@@ -32,6 +33,10 @@ from prefixmesh.cache.node import (
 from prefixmesh.cache.receipts import LockReceipt
 from prefixmesh.cache.tier import Tier
 from prefixmesh.errors import DoubleReleaseError
+
+MAX_COPIES: Final = 1024
+"""In flight at once. Each locks two paths: without a bound, whoever begins copies faster than they end could lock the whole cache.
+A worker's own queue is shorter."""
 
 
 class Copy:
@@ -75,7 +80,8 @@ class Restore(Copy):
 
 
 class Transfers:
-    """The copies of one cache: ``begin_offload``, ``finish_offload``, ``abort_offload``, and the same three of a restore.
+    """The copies of one cache: ``begin_offload``, ``finish_offload``, ``abort_offload``; ``begin_restore``, ``finish_restore``,
+    ``fail_restore``.
 
     Every copy that was begun must be ended once; ending it again raises DoubleReleaseError and changes nothing. A finished copy
     is a use of the path to its end, on the tier it went to.
@@ -102,9 +108,10 @@ class Transfers:
         """All that have begun and not ended."""
         self._offloading: dict[TreeNode, Offload] = {}
         self.without_room = 0
-        """Copies that were not begun for want of pages; only rises."""
+        """Copies that were not begun for want of pages, or because too many are in flight; only rises."""
         self.duplicate_pages = 0
-        """Destination pages that were freed because their node had been served otherwise meanwhile; only rises."""
+        """Destination pages that were freed because their node had been served otherwise, or cut off by a flush, meanwhile; only
+        rises."""
 
     def destination_pages(self, tier: Tier) -> int:
         """Pages of a tier that copies in flight own. O(copies)."""
@@ -122,6 +129,9 @@ class Transfers:
             missing.append(top.pages)
             top = top.parent
         if not missing:
+            return None
+        if len(self.in_flight) >= MAX_COPIES:
+            self.without_room += 1
             return None
         device_lock = self._accounts.lock(node)
         host_lock = self._host.lock(top)
@@ -170,6 +180,9 @@ class Transfers:
         pages can be had. To be called in the step that matched. O(depth + pages)."""
         top, node = match.last_device_node, match.last_host_node
         if not match.host_hit_length:
+            return None
+        if len(self.in_flight) >= MAX_COPIES:
+            self.without_room += 1
             return None
         device_lock = self._accounts.lock(top)
         host_lock = self._host.lock(node)

@@ -28,6 +28,7 @@ class KvManager:
         self._cache = cache
         self._misses = miss_finder(cache)
         self.page_size = cache.page_size
+        self._flushes = 0
         self.receipts_out = 0
         """Locks that requests hold."""
 
@@ -97,6 +98,7 @@ class KvManager:
         request.shared_pages = matched_pages
         request.pages = wanted
         request.matched_tokens = request.computed = match.matched_tokens
+        request.admitted_after_flushes = self._flushes
         return True
 
     def extend(self, requests: list[Request]) -> bool:
@@ -118,7 +120,7 @@ class KvManager:
         pages take their place in the page table before anything else is allocated.
         """
         complete_pages = request.computed // self.page_size
-        if complete_pages <= request.shared_pages:
+        if complete_pages <= request.shared_pages or request.admitted_after_flushes != self._flushes:
             return
         result = self._cache.insert(
             request.key(complete_pages * self.page_size),
@@ -129,7 +131,7 @@ class KvManager:
         )
         kept = len(result.device_indices)
         if not kept:
-            return  # too little to keep, or a flush has cut off what this request shares: its tail stays private
+            return  # less than the cache keeps
         if kept < request.shared_pages:
             raise InternalError(f"an insert forgot locked pages: {kept} of {request.shared_pages} are left")
         request.page_table[:kept] = result.device_indices
@@ -151,8 +153,10 @@ class KvManager:
             self._allocator.free(private)
 
     def flush(self) -> None:
-        """Empty the cache. Running requests keep what they hold until they release it; the cache takes it back no more."""
+        """Empty the cache. Running requests keep what they hold until they release it; nothing of what they computed until now,
+        shared or not, enters the cache again."""
         self._cache.flush()
+        self._flushes += 1
 
     def check_invariants(self, private: PageIndices) -> None:
         """The allocator's and the cache's own invariants, and that no ``private`` page is free. O(pool)."""

@@ -136,7 +136,7 @@ class PublisherMachine(RuleBasedStateMachine):
             if gone := self.books.removed(tier, tuple(there)):
                 self.announced(Removed(self.publisher.epoch, self.sequence + 1, tier, gone))
             self.remember()
-            self.publisher.settle()
+            self.publisher.catch_up()
             assert self.publisher.unknown_removals == 1
             self.publisher.unknown_removals = 0
 

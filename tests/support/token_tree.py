@@ -24,6 +24,9 @@ class TokenTree:
         self.calls: list[str] = []
         self.pins = PinTable(self, budget or PinBudget())
 
+    def can_hold(self, key: RadixKey) -> bool:
+        return key.boundary_tokens % self.page_size == 0
+
     def hold(self, key: RadixKey) -> Held:
         """Walk, split, lock."""
         self.calls.append("hold")

@@ -43,7 +43,7 @@ class Tree:
         return self.cache.peek(key_of(tokens, NAMESPACES[owner]))
 
     def pays(self, owner: str) -> int:
-        return self.cache._accounts.lines.payer(owner).pages
+        return self.cache._accounts.lines.pages_of(owner)
 
 
 def test_each_node_knows_who_pays_and_a_split_leaves_it_to_both_halves() -> None:

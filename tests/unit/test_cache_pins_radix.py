@@ -6,8 +6,9 @@ from prefixmesh.cache.base import RadixKey
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.pins import PinBudget, PinStatus
 from prefixmesh.cache.radix_cache import RadixCache, RadixOptions
-from prefixmesh.errors import AccessDeniedError, BudgetError
+from prefixmesh.errors import AccessDeniedError, BudgetError, InvalidRequestError
 from prefixmesh.ids import Namespace
+from prefixmesh.tokens import pack
 from tests.support.cache_kit import NS_A, as_pages, insert_prompt, key_of, take
 
 NOW = 100.0
@@ -137,3 +138,12 @@ def test_budgets_of_the_options_bind() -> None:
     cache = RadixCache(allocator, 1, RadixOptions(pin_budget=PinBudget(pages_per_owner=3, pages_in_all=90)))
     with pytest.raises(BudgetError, match="limit 3 pages per owner"):
         cache.pins.add(PROMPT, "acme", NOW)
+
+
+def test_a_pin_whose_public_part_ends_nowhere_is_refused() -> None:
+    """The tree could not divide there: such a pin would wait for ever."""
+    cache, allocator = a_cache(20)
+    with pytest.raises(InvalidRequestError, match=r"boundary_tokens: .* got 3"):
+        cache.pins.add(RadixKey(NS_A, pack(range(8)), 3, TAIL), "acme", NOW)
+    insert_prompt(cache, allocator, range(8))
+    cache.check_invariants()

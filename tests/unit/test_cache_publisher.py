@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from prefixmesh.cache.events import Cleared, Removed, SnapshotPart, Stored, TierState
-from prefixmesh.cache.publisher import BACKLOG, MAX_SNAPSHOTS, CachePublisher
+from prefixmesh.cache.publisher import BACKLOG, BACKLOG_BLOCKS, MAX_SNAPSHOTS, CachePublisher
 from prefixmesh.cache.sharded_blocks import SHARD_SHIFT, SHARDS
 from prefixmesh.cache.snapshot import Snapshot
 from prefixmesh.cache.tier import Tier
@@ -220,6 +220,15 @@ def test_what_was_told_is_in_the_books_whenever_they_are_read() -> None:
     assert not publisher._backlog
 
 
+def test_long_chains_do_not_wait_in_their_hundreds() -> None:
+    """The bound is of blocks too, or one call would do what was put off for hundreds of long prompts."""
+    publisher = make_publisher()
+    for prompt in range(8):
+        publisher.stored(DEVICE, None, tuple(map(Fingerprint, range(prompt * 1000, prompt * 1000 + 1000))))
+        assert sum(len(names) for _, _, names in publisher._backlog) < BACKLOG_BLOCKS
+    assert publisher.state(DEVICE).count == 8000
+
+
 # --- the log's bounds ---
 
 
@@ -304,7 +313,7 @@ def test_what_fails_to_be_removed_does_not_show_in_a_snapshot() -> None:
     publisher.stored(DEVICE, None, (A,))
     snapshot = publisher.open_snapshot()
     publisher.removed(DEVICE, (B, A, F))
-    publisher.settle()
+    publisher.catch_up()
     assert publisher.unknown_removals == 1
     assert content(read_out(snapshot), DEVICE) == sorted([A, B])
 
@@ -321,9 +330,9 @@ def test_several_snapshots_are_each_of_their_own_moment() -> None:
         for mine, snapshot in zip(parts, snapshots, strict=True):
             mine.extend(part for part in [snapshot.next_part(1)] if part is not None)
             publisher.stored(DEVICE, None, (D,))
-            publisher.settle()
+            publisher.catch_up()
             publisher.removed(DEVICE, (D,))
-            publisher.settle()
+            publisher.catch_up()
     assert [content(mine, DEVICE) for mine in parts] == [[], [A], [A, B]]
 
 
@@ -333,7 +342,7 @@ def test_a_later_snapshot_that_ends_takes_no_protection_from_an_earlier_one() ->
     first, second = publisher.open_snapshot(), publisher.open_snapshot()
     second.close()
     publisher.stored(DEVICE, None, (B, D, E))
-    publisher.settle()
+    publisher.catch_up()
     assert content(read_out(first), DEVICE) == sorted([A, C, F])
 
 
@@ -342,7 +351,7 @@ def test_two_snapshots_of_an_empty_cache_stay_empty() -> None:
     publisher = make_publisher()
     first, second = publisher.open_snapshot(), publisher.open_snapshot()
     publisher.stored(DEVICE, None, (A,))
-    publisher.settle()
+    publisher.catch_up()
     assert [part.fingerprints for part in read_out(first)] == [()]
     assert [part.fingerprints for part in read_out(second)] == [()]
 
@@ -360,7 +369,7 @@ def test_a_snapshot_of_many_shards_is_exact_while_all_of_them_change() -> None:
         parts.append(part)
         publisher.removed(DEVICE, before[start : start + step])
         publisher.stored(DEVICE, None, spread(step, first=len(before) + start))
-        publisher.settle()
+        publisher.catch_up()
     assert content(parts, DEVICE) == sorted(before)
     assert parts[-1].last
     assert publisher.state(DEVICE).count == len(before)
@@ -414,7 +423,7 @@ def test_nothing_is_copied_for_a_snapshot_that_has_ended(end: Callable[[list[Sna
     own = shards[0]
     end(snapshots)
     publisher.stored(DEVICE, None, (Fingerprint(77),))
-    publisher.settle()
+    publisher.catch_up()
     assert shards[0] is own
     assert "snapshots=0" in repr(publisher)
 
@@ -426,12 +435,12 @@ def test_a_shard_is_copied_once_and_only_while_it_is_still_to_be_read() -> None:
     first, last = shards[0], shards[E >> SHARD_SHIFT]
     assert snapshot.next_part(1) is not None, "it reads from the last shard on"
     publisher.stored(DEVICE, None, (Fingerprint(E + 1), B))
-    publisher.settle()
+    publisher.catch_up()
     assert shards[E >> SHARD_SHIFT] is last, "read already: changed in place"
     assert shards[0] is not first, "still to be read: a copy"
     copied = shards[0]
     publisher.stored(DEVICE, None, (Fingerprint(77),))
-    publisher.settle()
+    publisher.catch_up()
     assert shards[0] is copied, "a copy already"
     assert content(read_out(snapshot), DEVICE) == [A]
 
@@ -484,7 +493,7 @@ def test_the_books_are_no_work_for_the_garbage_collector() -> None:
     publisher = publisher_with(A, B, C)
     snapshot = publisher.open_snapshot()
     publisher.stored(DEVICE, None, (D, Fingerprint(77)))
-    publisher.settle()
+    publisher.catch_up()
     gc.collect()
     gc.collect()
     assert not any(gc.is_tracked(shard) for shard in publisher._blocks[DEVICE]._shards)

@@ -285,6 +285,20 @@ def test_a_flush_forgets_and_running_requests_go_on() -> None:
     assert bench.scheduler.kv.protected_pages == 0
 
 
+def test_what_was_computed_before_a_flush_is_not_cached_after_it() -> None:
+    """Also when the request shared nothing with the cache by then: its first page was not full, and its weights are forgotten."""
+    bench = Bench(page_size=4)
+    bench.submit("running", [1, 2, 3], max_tokens=6)
+    bench.step()
+    bench.scheduler.flush()
+    bench.run()
+    again = [1, 2, 3, *bench.output("running")]
+    for name, cached in (("after", 0), ("and again", 8)):
+        bench.submit(name, again, max_tokens=1)
+        bench.run()
+        assert bench.cached(name) == cached
+
+
 def test_a_failed_step_ends_its_own_requests_and_leaves_nothing_of_it_in_the_cache() -> None:
     bench = Bench(chunk=2)
     bench.submit("bad", [1, 2, 3, 4, 5], max_tokens=2)
