@@ -26,6 +26,9 @@ MAX_STOP_TOKEN_IDS: Final = 256
 MAX_LOGIT_BIAS: Final = 1024
 """Each entry is a place to write in every step; a wish about more tokens than this is a job for a grammar."""
 
+MAX_LOGPROBS: Final = 20
+"""Each likely token that is told costs 8 bytes a token of the answer."""
+
 MAX_REPETITION_PENALTY: Final = 10.0
 """Useful values are below 2; what lies far beyond flattens the distribution into noise."""
 
@@ -83,6 +86,9 @@ class SamplingParams:
     min_tokens: int = 0
     """Before so many tokens the answer does not end in a stop: ids that end it are not chosen, stop strings not looked for."""
 
+    logprobs: int | None = None
+    """Tell each token's log-probability by the model alone, and so many of the likeliest at its place, 0 to 20."""
+
     def __post_init__(self) -> None:
         _in_range("sampling.temperature", self.temperature, 0.0, 100.0)
         _in_range("sampling.top_p", self.top_p, 0.0, 1.0, above_low=True)
@@ -111,6 +117,8 @@ class SamplingParams:
         for token_id, bias in self.logit_bias.items():
             _in_range("sampling.logit_bias", token_id, 0, 2**31 - 1)
             _in_range("sampling.logit_bias", bias, -100.0, 100.0)
+        if self.logprobs is not None:
+            _in_range("sampling.logprobs", self.logprobs, 0, MAX_LOGPROBS)
         most = MAX_TOKENS_LIMIT if self.max_tokens is None else self.max_tokens
         _in_range("sampling.min_tokens", self.min_tokens, 0, most)
 

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     "--raw/--chat", "is_raw", help="Complete PROMPT as plain text, or answer it as a chat. [default: chat]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when the answer is complete.")
+@click.option(
+    "--logprobs",
+    type=int,
+    metavar="N",
+    help="With --json: each token's log-probability, and the N likeliest at its place, 0 to 20.",
+)
 @connection_options
 def generate(*, prompt: str, system: str | None, is_raw: bool, as_json: bool, **values: Any) -> None:
     """Answer PROMPT (`-` reads it from stdin).
@@ -30,6 +36,8 @@ def generate(*, prompt: str, system: str | None, is_raw: bool, as_json: bool, **
     """
     if is_raw and system is not None:
         raise click.UsageError("--system needs a chat; with --raw put it into PROMPT.")
+    if values["logprobs"] is not None and not as_json:
+        raise click.UsageError("--logprobs needs --json: they have no place in text.")
     text = read_utf8(sys.stdin.buffer.read) if prompt == "-" else prompt
     if not text:
         raise click.UsageError("PROMPT is empty.")

@@ -116,6 +116,7 @@ _SAMPLING_NAMES: Final = (
     "repetition_penalty",
     "frequency_penalty",
     "presence_penalty",
+    "logprobs",
 )
 
 
@@ -140,7 +141,7 @@ def open_client(values: Mapping[str, Any]) -> "Client":
 
 def generate_options(values: Mapping[str, Any]) -> "GenerateOptions":
     """The options of a Generate call; what has no value here is left to the library's defaults."""
-    given: Any = {name: values[name] for name in _SAMPLING_NAMES if values[name] is not None}
+    given: Any = {name: values[name] for name in _SAMPLING_NAMES if values.get(name) is not None}
     given["logit_bias"] = dict(values["logit_bias"])
     options: GenerateOptions = given
     return options

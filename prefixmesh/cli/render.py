@@ -45,4 +45,7 @@ def answer_as_dict(answer: "Answer") -> dict[str, Any]:
         "seed": started.seed,
         "routing": None if started.routing is None else dataclasses.asdict(started.routing),
         "token_ids": list(answer.token_ids),
+        "logprobs": [
+            {"logprob": one.logprob, "top": [list(pair) for pair in one.top]} for one in answer.logprobs
+        ],
     }

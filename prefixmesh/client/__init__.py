@@ -9,7 +9,16 @@
 """
 
 from prefixmesh.client.aio import AsyncClient, AsyncStream
-from prefixmesh.client.answer import Answer, CachedTokens, FinishReason, Routing, Started, TextDelta, Timings
+from prefixmesh.client.answer import (
+    Answer,
+    CachedTokens,
+    FinishReason,
+    Routing,
+    Started,
+    TextDelta,
+    Timings,
+    TokenLogprobs,
+)
 from prefixmesh.client.blocking import Client, Stream
 from prefixmesh.client.calls import GenerateOptions, ServedModel
 from prefixmesh.client.checks import PromptLike
@@ -33,5 +42,6 @@ __all__ = [
     "TextDelta",
     "TextPrompt",
     "Timings",
+    "TokenLogprobs",
     "TokenPrompt",
 ]

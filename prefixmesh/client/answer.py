@@ -63,6 +63,17 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities by the model alone: before penalties, biases, temperature and filters."""
+
+    logprob: float
+    """Of the token that was chosen."""
+
+    top: tuple[tuple[int, float], ...]
+    """The likeliest tokens at its place with theirs, the likeliest first; as many as were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """The next piece of an answer."""
 
@@ -72,6 +83,9 @@ class TextDelta:
     token_ids: tuple[int, ...]
     position: int
     """Position of the first of these tokens in the answer, from 0."""
+
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token; empty unless they were asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +123,8 @@ class Answer:
 
     timings: Timings
     started: Started
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token; empty unless they were asked for."""
 
     @property
     def cached_tokens(self) -> int:
@@ -139,6 +155,7 @@ class AnswerBuilder:
         self._first_token_s: float | None = None
         self._texts: list[str] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
         self.started: Started | None = None
         """Set by the first response."""
 
@@ -199,7 +216,9 @@ class AnswerBuilder:
         token_ids = unpack_ids(event.token_ids)
         self._token_ids.extend(token_ids)
         self._texts.append(event.text)
-        return TextDelta(event.text, token_ids, event.position)
+        logprobs = tuple(map(_logprobs, event.logprobs))
+        self._logprobs.extend(logprobs)
+        return TextDelta(event.text, token_ids, event.position, logprobs)
 
     def _finish(self, event: pb.Finished, now_s: float) -> None:
         if self.started is None:
@@ -222,6 +241,7 @@ class AnswerBuilder:
                 decode_ms=timings.decode_ms,
             ),
             started=self.started,
+            logprobs=tuple(self._logprobs),
         )
 
 
@@ -234,6 +254,12 @@ def unpack_ids(packed: bytes) -> tuple[int, ...]:
 
 def _cached(message: pb.CachedTokens) -> CachedTokens:
     return CachedTokens(device=message.device, host=message.host)
+
+
+def _logprobs(message: pb.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(
+        message.logprob, tuple(zip(unpack_ids(message.top_ids), message.top_logprobs, strict=False))
+    )
 
 
 def _routing(message: pb.Routing) -> Routing:

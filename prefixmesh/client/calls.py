@@ -72,6 +72,9 @@ class GenerateOptions(TypedDict, total=False):
     min_tokens: int
     """Before so many tokens the answer does not end in a stop."""
 
+    logprobs: int | None
+    """Tell each token's log-probability by the model alone, and so many of the likeliest at its place, 0 to 20."""
+
     model: str
     """Empty: the model that is served."""
 
@@ -114,6 +117,7 @@ def build_generate(
     presence_penalty: float = _DEFAULTS.presence_penalty,
     logit_bias: Mapping[int, float] = _NO_BIAS,
     min_tokens: int = _DEFAULTS.min_tokens,
+    logprobs: int | None = None,
     model: str = "",
     adapter: str = "",
     extra_key: str = "",
@@ -138,6 +142,7 @@ def build_generate(
             presence_penalty=check_real("sampling.presence_penalty", presence_penalty),
             logit_bias=check_bias("sampling.logit_bias", logit_bias),
             min_tokens=check_integer("sampling.min_tokens", min_tokens),
+            logprobs=None if logprobs is None else check_integer("sampling.logprobs", logprobs),
         ),
         model=check_text("model", model),
         adapter=check_text("adapter", adapter),

@@ -76,6 +76,7 @@ def _encode_generate(request: GenerateRequest) -> pb.GenerateRequest:
             presence_penalty=sampling.presence_penalty,
             logit_bias=sampling.logit_bias,
             min_tokens=sampling.min_tokens,
+            logprobs=sampling.logprobs,
         ),
     )
     match request.prompt:
@@ -158,4 +159,5 @@ def _decode_sampling(message: pb.Sampling) -> SamplingParams:
         presence_penalty=message.presence_penalty,
         logit_bias=dict(message.logit_bias),
         min_tokens=message.min_tokens,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
     )

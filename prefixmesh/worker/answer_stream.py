@@ -4,6 +4,7 @@ Pure: it neither waits nor sends. The service feeds it events, sends what it ret
 a stop string has been found (stop strings are made of text, and the engine knows only tokens).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -20,7 +21,7 @@ from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.text.detokenizer import IncrementalDetokenizer
 from prefixmesh.tokens import pack
 from prefixmesh.worker.engine_client import RequestEvent
-from prefixmesh.worker.messages import Admitted, Ended, Refused, TokensOut
+from prefixmesh.worker.messages import Admitted, Ended, Refused, TokenLogprobs, TokensOut
 
 _REASONS: Final = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 
@@ -100,7 +101,7 @@ class AnswerStream:
         self.stop_found = certain.stopped
         used = event.token_ids[: certain.tokens_used] if certain.stopped else event.token_ids
         self.token_ids += used
-        return [self._delta(position, pack(used), certain.text)]
+        return [self._delta(position, pack(used), certain.text, event.logprobs[: len(used)])]
 
     def _on_ended(self, event: Ended) -> list[pb.GenerateResponse]:
         if event.reason == "failed":
@@ -118,9 +119,17 @@ class AnswerStream:
         messages.append(self._finished(_REASONS[self.finished], event))
         return messages
 
-    def _delta(self, position: int, packed: bytes, text: str) -> pb.GenerateResponse:
+    def _delta(
+        self, position: int, packed: bytes, text: str, logprobs: Sequence[TokenLogprobs] = ()
+    ) -> pb.GenerateResponse:
         self._texts.append(text)
-        return pb.GenerateResponse(delta=pb.Delta(position=position, token_ids=packed, text=text))
+        told = [
+            pb.TokenLogprobs(logprob=one.logprob, top_ids=pack(one.top_ids), top_logprobs=one.top_logprobs)
+            for one in logprobs
+        ]
+        return pb.GenerateResponse(
+            delta=pb.Delta(position=position, token_ids=packed, text=text, logprobs=told)
+        )
 
     def _finished(self, reason: pb.FinishReason, event: Ended) -> pb.GenerateResponse:
         head = self._head

@@ -16,9 +16,10 @@ from prefixmesh.errors import InternalError
 from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.logit_rules import RuledRow, apply_rules
+from prefixmesh.worker.logprobs import model_logprobs, read_logprobs
 from prefixmesh.worker.messages import Abort, EngineInfo, Event, Flush, GetStats, Stats, Submit
 from prefixmesh.worker.sampling import sample
-from prefixmesh.worker.scheduler import Scheduler, Step
+from prefixmesh.worker.scheduler import NO_LOGPROBS, Scheduler, Step
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,12 @@ class EngineCore:
         started = self._clock()
         try:
             logits = self._runner.forward(step.plan)
+            wanted = {
+                row: request.sampling.logprobs
+                for row, request in enumerate(step.sampled)
+                if request.sampling.logprobs is not None
+            }
+            table = model_logprobs(logits, wanted) if wanted else None
             _apply_rules(logits, step)
             sampled = sample(
                 logits,
@@ -122,7 +129,8 @@ class EngineCore:
                 [request.output_tokens for request in step.sampled],
             )
             ended = self._clock()
-            self._scheduler.complete(step, sampled.token_ids, ended, sampled.failures)
+            logprobs = NO_LOGPROBS if table is None else read_logprobs(table, wanted, sampled.token_ids)
+            self._scheduler.complete(step, sampled.token_ids, ended, sampled.failures, logprobs)
         except Exception as error:  # a step's error is the step's: whatever it was, others must go on
             logger.exception("engine.step_failed requests=%d", len(step.parts))
             shown = str(error) if isinstance(error, InternalError) else type(error).__name__

@@ -59,6 +59,9 @@ class EngineSampling(msgspec.Struct, frozen=True, kw_only=True):
     biases: tuple[float, ...] = ()
     """Added to the logits of ``bias_ids``, in that order."""
 
+    logprobs: int | None = None
+    """Tell each token's log-probability, and so many of the likeliest; None tells nothing."""
+
     @property
     def changes_logits(self) -> bool:
         """Whether any rule of ``logit_rules`` applies; a request without one costs nothing there."""
@@ -116,12 +119,24 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     queued_ms: float
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural logarithms of probabilities by the model alone, at one token of an answer."""
+
+    logprob: float
+    top_ids: tuple[int, ...]
+    """The likeliest tokens, the likeliest first."""
+
+    top_logprobs: tuple[float, ...]
+
+
 class TokensOut(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """New tokens of one request, starting at ``position`` of its answer."""
 
     request_id: str
     position: int
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token, where the request asked for it."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -8,8 +8,9 @@ Cached prefixes are matched and locked in one step; KV is offered to the cache o
 that others share a long prompt while it is still being computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -23,7 +24,7 @@ from prefixmesh.errors import InvariantError
 from prefixmesh.worker.admission import AdmissionQueue, AdmissionRound, shared_tokens
 from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.kv_manager import KvManager
-from prefixmesh.worker.messages import Admitted, EndReason, Event, Refused, Submit, TokensOut
+from prefixmesh.worker.messages import Admitted, EndReason, Event, Refused, Submit, TokenLogprobs, TokensOut
 from prefixmesh.worker.plan_builder import StepPart, build_plan
 from prefixmesh.worker.request import Phase, Request
 
@@ -31,6 +32,8 @@ UNCHUNKED_STEP_TOKENS: Final = 8192
 """With chunking off, prompts join a step until it has so many tokens: activations need memory too."""
 
 NO_ROOM: Final = "the KV pool has no room for this request: what is left of it is kept for others"
+
+NO_LOGPROBS: Final[Mapping[int, TokenLogprobs]] = MappingProxyType({})
 
 _MS_PER_S = 1000.0
 
@@ -163,10 +166,15 @@ class Scheduler:
         )
 
     def complete(
-        self, step: Step, next_tokens: Sequence[int], now: float, failures: dict[int, str] | None = None
+        self,
+        step: Step,
+        next_tokens: Sequence[int],
+        now: float,
+        failures: Mapping[int, str] | None = None,
+        logprobs: Mapping[int, TokenLogprobs] = NO_LOGPROBS,
     ) -> None:
         """Account for a computed step. ``next_tokens[i]`` is for ``step.sampled[i]``; ``failures`` maps such an ``i`` to what went
-        wrong with that one request. O(parts), and O(prompt) for each finished chunk."""
+        wrong with that one request, ``logprobs`` to what it wants to know of its token. O(parts), and O(prompt) for each finished chunk."""
         row = 0
         for request, new_tokens, samples in step.parts:
             index = row
@@ -182,7 +190,7 @@ class Scheduler:
                 if request.computed == request.length:
                     request.phase = Phase.DECODING
             if samples:
-                self._take_token(request, next_tokens[index], now)
+                self._take_token(request, next_tokens[index], now, logprobs.get(index))
             elif request.phase is Phase.DECODING:
                 self._end(request, "length", now)  # max_tokens 0: the prompt alone was wanted
 
@@ -307,14 +315,21 @@ class Scheduler:
         soon = min(request.length + self._config.decode_room_tokens, len(request.ids))
         return max(0, self.kv.pages_for(soon) - (request.pages or self.kv.pages_for(request.length)))
 
-    def _take_token(self, request: Request, token_id: int, now: float) -> None:
+    def _take_token(
+        self, request: Request, token_id: int, now: float, logprobs: TokenLogprobs | None
+    ) -> None:
         if token_id in request.stop_ids:
             self._end(request, "stop", now)
             return
         position = request.output_tokens
         request.append(token_id, now)
         self._events.append(
-            TokensOut(request_id=request.request_id, position=position, token_ids=(token_id,))
+            TokensOut(
+                request_id=request.request_id,
+                position=position,
+                token_ids=(token_id,),
+                logprobs=() if logprobs is None else (logprobs,),
+            )
         )
         if request.length == len(request.ids):
             self._end(request, "length", now)

@@ -190,6 +190,7 @@ class InferenceService:
             max_tokens=max_tokens,
             stop_token_ids=(*model_stops, *sampling.stop_token_ids),
             min_tokens=sampling.min_tokens,
+            logprobs=sampling.logprobs,
             repetition_penalty=sampling.repetition_penalty,
             frequency_penalty=sampling.frequency_penalty,
             presence_penalty=sampling.presence_penalty,

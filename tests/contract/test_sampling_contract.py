@@ -2,6 +2,7 @@
 shares the batch and whatever rules the others have."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -27,7 +28,9 @@ RULES: Final[dict[str, dict[str, object]]] = {
     "presence": {"presence_penalty": -1.5},
     "bias": {"bias_ids": (7, 9, 300), "biases": (4.0, -100.0, 5.0)},
     "patient": {"min_tokens": 12, "stop_token_ids": tuple(range(0, VOCAB_SIZE, 4))},
+    "told": {"temperature": 2.0, "logprobs": 20},
     "all": {
+        "logprobs": 3,
         "temperature": 1.5,
         "repetition_penalty": 0.9,
         "frequency_penalty": 0.4,
@@ -126,3 +129,26 @@ async def test_a_bias_beyond_the_vocabulary_is_refused_by_name(engine: EngineCli
     [refused] = await collect(engine, command("far", {"bias_ids": (VOCAB_SIZE,), "biases": (1.0,)}))
     assert isinstance(refused, Refused)
     assert (refused.field, str(VOCAB_SIZE) in refused.problem) == ("sampling.logit_bias", True)
+
+
+async def test_logprobs_are_the_models_own_whatever_rules_choose(engine: EngineClient) -> None:
+    """The likeliest come first and are what a greedy request takes; a banned one is told all the same."""
+    greedy: dict[str, object] = {"temperature": 0.0, "logprobs": 20}
+    events = await collect(engine, command("told", greedy))
+    ids = answer(events)
+    told = [one for event in events if isinstance(event, TokensOut) for one in event.logprobs]
+    assert len(told) == len(ids)
+    for token, one in zip(ids, told, strict=True):
+        assert (one.top_ids[0], one.top_logprobs[0]) == (token, one.logprob)
+        assert list(one.top_logprobs) == sorted(one.top_logprobs, reverse=True)
+        assert len(set(one.top_ids)) == 20
+        assert sum(map(math.exp, one.top_logprobs)) <= 1.0
+    banned = greedy | {"logprobs": 1, "bias_ids": (ids[0],), "biases": (-100.0,)}
+    first = next(
+        event for event in await collect(engine, command("b", banned)) if isinstance(event, TokensOut)
+    )
+    [one] = first.logprobs
+    assert (one.top_ids, first.token_ids[0] == ids[0]) == ((ids[0],), False)
+    assert one.logprob == pytest.approx(
+        dict(zip(told[0].top_ids, told[0].top_logprobs, strict=True))[first.token_ids[0]]
+    )

@@ -67,6 +67,19 @@ async def test_no_stop_of_any_kind_counts_before_min_tokens(worker: Worker) -> N
     assert len(held.token_ids) >= 5
 
 
+async def test_logprobs_come_with_their_tokens(worker: Worker) -> None:
+    """0 tells the chosen tokens' alone; what a stop string cuts off is not told."""
+    plain = await answer(worker, logprobs=20)
+    for delta in plain.deltas:
+        assert len(delta.logprobs) == len(delta.token_ids) // 4
+        for one in delta.logprobs:
+            assert len(one.top_ids) // 4 == len(one.top_logprobs) == 20
+            assert one.logprob == one.top_logprobs[0]
+    alone = [one for delta in (await answer(worker, logprobs=0)).deltas for one in delta.logprobs]
+    assert [len(one.top_ids) for one in alone] == [0] * 12
+    assert not any(delta.logprobs for delta in (await answer(worker)).deltas)
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [

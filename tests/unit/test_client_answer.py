@@ -2,9 +2,10 @@
 
 import pytest
 
-from prefixmesh.client.answer import Answer, AnswerBuilder, TextDelta
+from prefixmesh.client.answer import Answer, AnswerBuilder, TextDelta, TokenLogprobs
 from prefixmesh.errors import InternalError
 from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.tokens import pack
 from tests.support.fake_inference import delta, finished, started
 
 
@@ -107,3 +108,12 @@ def test_stream_that_ends_early_is_an_error(responses: list[pb.GenerateResponse]
     """Without Finished there is no answer."""
     with pytest.raises(InternalError, match="ended before"):
         fold(*responses)
+
+
+def test_logprobs_are_folded_like_their_tokens() -> None:
+    """Pairs of id and logarithm, one tuple for each token."""
+    first, second = delta(0, "a", 11), delta(1, "b", 12)
+    first.delta.logprobs.add(logprob=-0.5, top_ids=pack([11, 7]), top_logprobs=[-0.5, -1.5])
+    second.delta.logprobs.add(logprob=-2.0)
+    answer = fold(started(), first, second, finished(2))
+    assert answer.logprobs == (TokenLogprobs(-0.5, ((11, -0.5), (7, -1.5))), TokenLogprobs(-2.0, ()))

@@ -62,6 +62,7 @@ def test_options_arrive_as_given() -> None:
             presence_penalty=-1,
             logit_bias={np.int64(9): -100},  # type: ignore[dict-item]
             min_tokens=0,
+            logprobs=0,
             model="m",
             adapter="a",
             extra_key="k",
@@ -82,6 +83,7 @@ def test_options_arrive_as_given() -> None:
         frequency_penalty=0.5,
         presence_penalty=-1.0,
         logit_bias={9: -100.0},
+        logprobs=0,
     )
     assert (request.model, request.adapter, request.extra_key) == ("m", "a", "k")
     assert request.client_request_id == "r"

@@ -52,6 +52,7 @@ SAMPLINGS = st.builds(
     presence_penalty=floats(-2, 2),
     logit_bias=st.dictionaries(st.integers(0, 2**31 - 1), floats(-100, 100), max_size=3),
     min_tokens=st.just(0),
+    logprobs=st.none() | st.integers(0, 20),
 )
 REQUESTS = st.builds(
     GenerateRequest, prompt=PROMPTS, sampling=SAMPLINGS, model=TEXTS, adapter=TEXTS, extra_key=TEXTS
@@ -102,6 +103,7 @@ def test_explicit_zeros_are_not_defaults() -> None:
         ({"logit_bias": dict.fromkeys(range(100_000), 1.0)}, "sampling.logit_bias"),
         ({"logit_bias": {1: math.nan}}, "sampling.logit_bias"),
         ({"logit_bias": {2**32 - 1: 1}}, "sampling.logit_bias"),
+        ({"logprobs": 21}, "sampling.logprobs"),
         ({"min_tokens": -1}, "sampling.min_tokens"),
         ({"min_tokens": 5, "max_tokens": 4}, "sampling.min_tokens"),
     ],

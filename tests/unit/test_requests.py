@@ -53,6 +53,8 @@ TEXT = TextPrompt("a")
         ("logit_bias", dict.fromkeys(range(MAX_LOGIT_BIAS), -100.0)),
         ("logit_bias", {2**31 - 1: 100.0}),
         ("min_tokens", 2**31 - 1),
+        ("logprobs", 0),
+        ("logprobs", 20),
     ],
 )
 def test_values_at_a_limit_are_accepted(name: str, value: Any) -> None:
@@ -83,6 +85,8 @@ def test_values_at_a_limit_are_accepted(name: str, value: Any) -> None:
         ("logit_bias", {2**31: 1.0}),
         ("logit_bias", dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1.0)),
         ("min_tokens", -1),
+        ("logprobs", -1),
+        ("logprobs", 21),
         ("min_tokens", 2**31),
         ("stop_token_ids", (-1,)),
         ("stop_token_ids", (2**31,)),
