@@ -17,8 +17,9 @@ from prefixmesh.worker.cascade_plan import CascadeRule
 from prefixmesh.worker.model.attention import AttentionBackend
 from prefixmesh.worker.model.kv_pool import KVPool
 
-CPU_HEAD_READS: Final = 16_384
-"""On a CPU a cascade pays from so many sequences x shared tokens x KV heads on."""
+CPU_HEAD_READS: Final = 12_288
+"""On a CPU a cascade is used from so many sequences x shared tokens x KV heads on. It breaks even near 8,192, measured for groups
+of 2, 8 and 32 and for 1, 2, 3 and 8 KV heads (``docs/engine.md``); half as much again leaves noise no chance."""
 
 MEASURED_SEQUENCES: Final = 8
 """Sequences of the group that is measured; the bound, a product, then holds for larger and smaller ones within a factor of 2."""
