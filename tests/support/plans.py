@@ -83,13 +83,21 @@ class GreedyDriver:
         *,
         chunk: int = 0,
         warm_share: float = 0.0,
+        shared_tokens: int = 0,
     ) -> list[Answer]:
         """Answer ``prompts`` as one batch.
 
         ``chunk`` limits the prompt tokens of a sequence in a step (0: no limit). ``warm_share`` of each prompt, in whole pages,
-        is computed first by an earlier sequence whose pages are then shared, as a prefix cache would.
+        is computed first by an earlier sequence whose pages are then shared, as a prefix cache would. With ``shared_tokens`` (whole
+        pages) all prompts begin with so many equal ones, and take the pages of one earlier sequence.
         """
         sequences = [PagedSequence(tokens=list(prompt)) for prompt in prompts]
+        if shared_tokens:
+            earlier = PagedSequence(tokens=list(prompts[0][:shared_tokens]))
+            self._step([Piece(earlier, shared_tokens, wants_logits=False)])
+            for sequence in sequences:
+                assert sequence.tokens[:shared_tokens] == earlier.tokens
+                sequence.pages, sequence.computed = list(earlier.pages), shared_tokens
         if warm_share:
             sequences = self._warmed(sequences, warm_share)
         logits = self._prefill(sequences, chunk)
@@ -146,5 +154,4 @@ class GreedyDriver:
         return logits
 
     def _release(self, sequences: list[PagedSequence]) -> None:
-        for sequence in sequences:
-            self._free += sequence.pages
+        self._free += dict.fromkeys(page for sequence in sequences for page in sequence.pages)

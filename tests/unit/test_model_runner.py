@@ -9,8 +9,10 @@ import torch
 from prefixmesh.config import EngineConfig
 from prefixmesh.errors import ConfigError
 from prefixmesh.model_files.source import resolve_model
+from prefixmesh.worker.cascade_plan import CascadeRule
 from prefixmesh.worker.model.device import resolve_device, resolve_dtype
 from prefixmesh.worker.model.open_model import OpenedModel, open_model
+from prefixmesh.worker.model.torch_attention import TorchAttention
 from tests.support.plans import GreedyDriver, PagedSequence, Piece, make_plan
 
 
@@ -55,6 +57,23 @@ def test_equal_prompts_answer_equally_cold_warm_chunked_and_batched(
     expected = [driver.answer([prompt], 8)[0].tokens for prompt in prompts]
     for chunk, warm in ((0, 0.0), (7, 0.0), (0, 0.9), (16, 0.5)):
         assert [a.tokens for a in driver.answer(prompts, 8, chunk=chunk, warm_share=warm)] == expected
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_shared_prefix_read_once_answers_as_if_each_had_read_it(
+    tiny_model_folder: Path, page_size: int
+) -> None:
+    """The whole model on cascades, from chunked prompts to the last token: the answers that each prompt gets alone."""
+    runner = opened(tiny_model_folder, page_size=page_size, max_total_tokens=4096).runner
+    rng = np.random.default_rng(page_size)
+    prefix = rng.integers(3, 512, 64).tolist()
+    prompts = [prefix + rng.integers(3, 512, length).tolist() for length in (1, 9, 30, 31, 2)]
+    expected = [GreedyDriver(runner).answer([prompt], 8)[0].tokens for prompt in prompts]
+    backend = TorchAttention(runner.config, runner.pool, CascadeRule(min_reads=1))
+    runner._backend = backend
+    answers = GreedyDriver(runner).answer(prompts, 8, chunk=7, shared_tokens=64)
+    assert [answer.tokens for answer in answers] == expected
+    assert backend._cascade is not None
 
 
 def test_profile_measures_something_and_the_sums_are_told(tiny_model_folder: Path) -> None:
