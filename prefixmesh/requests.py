@@ -170,12 +170,20 @@ class GenerateRequest:
     extra_key: str = ""
     """Narrows sharing of cached prefixes within the caller's tenant. Any string."""
 
+    resumed_output: bytes = b""
+    """Packed ids that were generated already: the beginning of the answer, which goes on after them."""
+
     client_request_id: str = ""
     """The caller's own id, for logs only; two requests may carry the same."""
 
     def __post_init__(self) -> None:
         _at_most("extra_key", _utf8_size(self.extra_key), MAX_EXTRA_KEY_BYTES, "bytes")
         _at_most("request_id", _utf8_size(self.client_request_id), MAX_REQUEST_ID_BYTES, "bytes")
+        if len(self.resumed_output) % 4:
+            raise InvalidRequestError(
+                "resumed_output",
+                f"must be packed little-endian uint32, 4 bytes an id; got {len(self.resumed_output)} bytes",
+            )
         match self.prompt:
             case TextPrompt(text=""):
                 raise InvalidRequestError("text", "the prompt must not be empty")

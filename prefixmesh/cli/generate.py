@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from prefixmesh.cli.options import answer_options, connection_options, generate_options, open_client
+from prefixmesh.cli.options import TokenIds, answer_options, connection_options, generate_options, open_client
 from prefixmesh.cli.render import answer_as_dict
 from prefixmesh.cli.terminal import print_stream, read_utf8
 
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     type=int,
     metavar="N",
     help="With --json: each token's log-probability, and the N likeliest at its place, 0 to 20.",
+)
+@click.option(
+    "--resumed-output",
+    type=TokenIds(),
+    metavar="IDS",
+    help="Ids that were answered already, as in 5,17,9: the answer goes on after them, and only what is new is printed.",
 )
 @connection_options
 def generate(*, prompt: str, system: str | None, is_raw: bool, as_json: bool, **values: Any) -> None:

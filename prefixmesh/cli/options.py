@@ -33,6 +33,21 @@ class TokenBias(click.ParamType[tuple[int, float]]):
             self.fail(f"{value!r} is not of the form ID=BIAS, as in 42=-5.5.", param, ctx)
 
 
+class TokenIds(click.ParamType[tuple[int, ...]]):
+    """Ids with commas or spaces between them."""
+
+    name = "ids"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """The ids; tells the user what is none."""
+        try:
+            return tuple(map(int, str(value).replace(",", " ").split()))
+        except ValueError:
+            self.fail(f"{value!r} is no list of token ids, as in 5,17,9.", param, ctx)
+
+
 _CONNECTION: Final = (
     click.option(
         "--address", metavar="HOST:PORT", help="Router or worker. [default: the fleet `up` started]"
@@ -117,6 +132,7 @@ _SAMPLING_NAMES: Final = (
     "frequency_penalty",
     "presence_penalty",
     "logprobs",
+    "resumed_output",
 )
 
 

@@ -81,7 +81,7 @@ class AsyncClient:
         stub = self._stub()
         sent_at_s = time.monotonic()
         call = stub.Generate(request, timeout=deadline_s, metadata=self._target.metadata)
-        return AsyncStream(call, self._target, AnswerBuilder(sent_at_s))
+        return AsyncStream(call, self._target, AnswerBuilder(sent_at_s, calls.first_position(request)))
 
     async def abort(self, request_id: str, *, timeout_s: float | None = None) -> None:
         """Stop a request of the same tenant by the id its ``Started`` carried; unknown and ended ids are no error."""

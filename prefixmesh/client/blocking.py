@@ -86,7 +86,7 @@ class Client:
         self._check_open()
         sent_at_s = time.monotonic()
         call = self._stub.Generate(request, timeout=deadline_s, metadata=self._target.metadata)
-        return Stream(call, self._target, AnswerBuilder(sent_at_s))
+        return Stream(call, self._target, AnswerBuilder(sent_at_s, calls.first_position(request)))
 
     def abort(self, request_id: str, *, timeout_s: float | None = None) -> None:
         """Stop a request of the same tenant by the id its ``Started`` carried; unknown and ended ids are no error."""

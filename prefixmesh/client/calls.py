@@ -12,6 +12,7 @@ from prefixmesh.client.answer import unpack_ids
 from prefixmesh.client.checks import (
     PromptLike,
     check_bias,
+    check_ids,
     check_integer,
     check_prompt,
     check_real,
@@ -22,6 +23,7 @@ from prefixmesh.proto import codec
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.requests import ChatPrompt, GenerateRequest, SamplingParams, TextPrompt, TokenPrompt
 from prefixmesh.rpc.channel import MAX_MESSAGE_BYTES
+from prefixmesh.tokens import count
 
 _DEFAULTS: Final = SamplingParams()
 _NO_BIAS: Final[Mapping[int, float]] = MappingProxyType({})
@@ -75,6 +77,9 @@ class GenerateOptions(TypedDict, total=False):
     logprobs: int | None
     """Tell each token's log-probability by the model alone, and so many of the likeliest at its place, 0 to 20."""
 
+    resumed_output: Sequence[int]
+    """Ids that were generated already: the answer goes on after them, and holds only what is new."""
+
     model: str
     """Empty: the model that is served."""
 
@@ -118,6 +123,7 @@ def build_generate(
     logit_bias: Mapping[int, float] = _NO_BIAS,
     min_tokens: int = _DEFAULTS.min_tokens,
     logprobs: int | None = None,
+    resumed_output: Sequence[int] = (),
     model: str = "",
     adapter: str = "",
     extra_key: str = "",
@@ -147,11 +153,17 @@ def build_generate(
         model=check_text("model", model),
         adapter=check_text("adapter", adapter),
         extra_key=check_text("extra_key", extra_key),
+        resumed_output=check_ids("resumed_output", resumed_output),
         client_request_id=check_text("request_id", request_id),
     )
     message = codec.encode_generate(request)
     _check_size(message)
     return message
+
+
+def first_position(request: pb.GenerateRequest) -> int:
+    """Where in the answer the first new token stands."""
+    return count(request.resumed_output)
 
 
 def build_tokenize(prompt: PromptLike, model: str) -> pb.TokenizeRequest:

@@ -38,7 +38,7 @@ def check_prompt(prompt: PromptLike) -> Prompt:
         )
     items: Sequence[object] = tuple(cast("Iterable[object]", prompt))
     if items and isinstance(items[0], SupportsIndex):
-        return _token_ids(items)
+        return TokenPrompt(check_ids("tokens.ids", items))
     return _chat(items)
 
 
@@ -80,11 +80,12 @@ def check_bias(field: str, value: object) -> dict[int, float]:
     return {check_integer(field, token_id): check_real(field, bias) for token_id, bias in value.items()}
 
 
-def _token_ids(items: Sequence[object]) -> TokenPrompt:
-    ids = [check_integer("tokens.ids", item) for item in items]
-    if min(ids) < 0 or max(ids) > MAX_TOKEN_ID:
-        raise InvalidRequestError("tokens.ids", f"must be at least 0 and at most {MAX_TOKEN_ID}")
-    return TokenPrompt(tokens.pack(ids))
+def check_ids(field: str, items: Iterable[object]) -> bytes:
+    """Token ids, packed."""
+    ids = [check_integer(field, item) for item in items]
+    if ids and (min(ids) < 0 or max(ids) > MAX_TOKEN_ID):
+        raise InvalidRequestError(field, f"must be at least 0 and at most {MAX_TOKEN_ID}")
+    return tokens.pack(ids)
 
 
 def _chat(items: Sequence[object]) -> ChatPrompt:

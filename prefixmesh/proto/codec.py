@@ -35,6 +35,7 @@ def decode_generate(message: pb.GenerateRequest) -> GenerateRequest:
         model=message.model,
         adapter=message.adapter,
         extra_key=message.extra_key,
+        resumed_output=message.resumed_output,
         client_request_id=message.request_id,
     )
 
@@ -61,6 +62,7 @@ def _encode_generate(request: GenerateRequest) -> pb.GenerateRequest:
         model=request.model,
         adapter=request.adapter,
         extra_key=request.extra_key,
+        resumed_output=request.resumed_output,
         sampling=pb.Sampling(
             temperature=sampling.temperature,
             top_k=sampling.top_k,

@@ -89,6 +89,8 @@ class Passage:
         self._is_closed = self.is_finished = True
         self._core.finished(self._placement, named)
         finished.usage.retokenized_tokens = self._prepared.prompt.retokenized_tokens
+        if self._prepared.resumed:
+            return  # the text from before the interruption is not known here
         self._prompts.remember(
             self._prepared.namespace,
             self._prepared.prompt,

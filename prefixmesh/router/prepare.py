@@ -27,7 +27,7 @@ MAX_NAMED_BLOCKS: Final = 4096
 """Blocks of one prompt that are named, from its start: 262,144 tokens of 64 a block. Walking them takes a few milliseconds of the
 event loop, and what two prompts share beyond that does not change a decision."""
 
-ENVELOPE_BYTES: Final = 64 * 1024
+ENVELOPE_BYTES: Final = 128 * 1024
 """Room in the message to a worker for what is not the prompt; sampling's own limits keep it below that."""
 
 
@@ -38,6 +38,9 @@ class PreparedRequest:
     namespace: Namespace
     prompt: BuiltPrompt
     route: RouteRequest
+    resumed: bytes
+    """Packed ids of the answer's beginning that the caller brought along."""
+
     wire: bytes
     """The serialised message for a worker: the same request with its prompt as tokens. It names no model: the revision was compared
     when the worker was taken in, and a worker may know the same files by another name."""
@@ -97,7 +100,7 @@ class RequestPreparer:
         start = named[-1].to_bytes(8, "little") if named else prepared.namespace
         # The last token was sampled and never computed: it has no KV yet.
         computed = answer_ids[:-TOKEN_BYTES]
-        return [*named, *block_fingerprints(start, rest + computed, self._block_size)]
+        return [*named, *block_fingerprints(start, rest + prepared.resumed + computed, self._block_size)]
 
     def _prepare(
         self,
@@ -109,7 +112,7 @@ class RequestPreparer:
         prompt = self._model.prompts.build(request.prompt, namespace)
         prompt_tokens, max_tokens = count(prompt.tokens), request.sampling.max_tokens
         resolve_max_tokens(prompt_tokens, max_tokens, context_length)
-        if len(prompt.tokens) > MAX_MESSAGE_BYTES - ENVELOPE_BYTES:
+        if len(prompt.tokens) + len(request.resumed_output) > MAX_MESSAGE_BYTES - ENVELOPE_BYTES:
             raise InvalidRequestError(
                 "prompt",
                 f"{prompt_tokens} tokens take {len(prompt.tokens)} bytes; one message carries at most {MAX_MESSAGE_BYTES} "
@@ -122,6 +125,7 @@ class RequestPreparer:
         return PreparedRequest(
             namespace=namespace,
             prompt=prompt,
+            resumed=request.resumed_output,
             route=RouteRequest(
                 fingerprints=block_fingerprints(namespace, named, self._block_size),
                 prompt_tokens=prompt_tokens,
@@ -131,6 +135,7 @@ class RequestPreparer:
             wire=pb.GenerateRequest(
                 request_id=message.request_id,
                 tokens=pb.TokenPrompt(ids=prompt.tokens),
+                resumed_output=request.resumed_output,
                 sampling=message.sampling if message.HasField("sampling") else None,
             ).SerializeToString(),
         )

@@ -44,16 +44,21 @@ class AnswerHead:
 class AnswerStream:
     """State of one answer. Feed it every event in order, until ``finished``."""
 
-    def __init__(self, head: AnswerHead, detokenizer: IncrementalDetokenizer) -> None:
+    def __init__(
+        self, head: AnswerHead, detokenizer: IncrementalDetokenizer, resumed: Sequence[int] = ()
+    ) -> None:
         self._head = head
         self._detokenizer = detokenizer
         self._queued_ms = 0.0
-        self._texts: list[str] = []
-        self.token_ids: list[int] = []
-        """The answer's ids so far, up to and with the one that completed a stop string."""
+        self._resumed_tokens = len(resumed)
+        # Whoever sent these ids had, and has, the text that was certain after them.
+        before = detokenizer.push(resumed)
+        self._texts = [before.text]
+        self.token_ids = list(resumed)
+        """The answer's ids so far, those that were resumed first, up to and with the one that completed a stop string."""
 
         self.cached_tokens = 0
-        self.stop_found = False
+        self.stop_found = before.stopped
         """A stop string ended the answer: the request can be aborted in the engine."""
 
         self.finished: Literal["stop", "length"] | None = None
@@ -61,8 +66,13 @@ class AnswerStream:
 
     @property
     def text(self) -> str:
-        """All text that was sent."""
+        """All text that was sent, before an interruption too."""
         return "".join(self._texts)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens that were generated for this call."""
+        return len(self.token_ids) - self._resumed_tokens
 
     def on_event(self, event: RequestEvent) -> list[pb.GenerateResponse]:
         """The messages that ``event`` gives rise to, in order. Raises the error that the call ends with."""
@@ -136,7 +146,8 @@ class AnswerStream:
         usage = pb.Usage(
             prompt_tokens=head.prompt_tokens,
             cached_tokens=pb.CachedTokens(device=self.cached_tokens),
-            completion_tokens=len(self.token_ids),
+            completion_tokens=self.completion_tokens,
+            resumed_tokens=self._resumed_tokens,
             retokenized_tokens=head.retokenized_tokens,
         )
         timings = pb.Timings(

@@ -83,6 +83,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Packed prompt."""
 
     sampling: EngineSampling
+    resumed: bytes = b""
+    """Packed ids that were generated already: the answer's beginning."""
+
     owner: str = ""
     """Who pays for what the request adds to the cache: the caller's tenant; empty for nobody."""
 

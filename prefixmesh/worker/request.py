@@ -70,6 +70,9 @@ class Request:
     length: int
     """Tokens of ``ids`` that are known: the prompt and what was generated."""
 
+    is_over: bool
+    """Whether what it brought along as generated has ended the answer already."""
+
     arrived_at: float
     phase: Phase = Phase.WAITING
     computed: int = 0
@@ -93,12 +96,16 @@ class Request:
 
     @classmethod
     def from_submit(cls, command: Submit, *, page_size: int, ledger: CacheLedger, now: float) -> "Request":
-        """A waiting request. The arrays are as long as it may become, and untouched memory costs nothing."""
+        """A waiting request; resumed, it looks as a preempted one. The arrays are as long as it may become, and untouched memory costs nothing."""
         namespace = Namespace(command.namespace)
         prompt = tokens.unpack(command.tokens)
         total = len(prompt) + command.sampling.max_tokens
         ids = np.empty(total, dtype=np.int32)
         ids[: len(prompt)] = prompt
+        resumed = tokens.unpack(command.resumed)
+        length = len(prompt) + len(resumed)
+        ids[len(prompt) : length] = resumed
+        stop_ids = frozenset(command.sampling.stop_token_ids)
         return cls(
             request_id=command.request_id,
             namespace=namespace,
@@ -106,11 +113,12 @@ class Request:
             priority=command.priority,
             query=ledger.open_query(namespace),
             sampling=command.sampling,
-            stop_ids=frozenset(command.sampling.stop_token_ids),
+            stop_ids=stop_ids,
             changes_logits=command.sampling.changes_logits,
             prompt_tokens=len(prompt),
             ids=ids,
-            length=len(prompt),
+            length=length,
+            is_over=not stop_ids.isdisjoint(resumed[command.sampling.min_tokens :].tolist()),
             arrived_at=now,
             page_table=np.zeros(-(-total // page_size), dtype=np.int32),
         )
@@ -119,6 +127,11 @@ class Request:
     def output_tokens(self) -> int:
         """Tokens of the answer so far; also the index of the next one, which its randomness depends on."""
         return self.length - self.prompt_tokens
+
+    @property
+    def wants_token(self) -> bool:
+        """Whether a token is to be sampled once everything known is computed."""
+        return self.length < len(self.ids) and not self.is_over
 
     @property
     def private_pages(self) -> int:

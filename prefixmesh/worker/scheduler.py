@@ -192,7 +192,8 @@ class Scheduler:
             if samples:
                 self._take_token(request, next_tokens[index], now, logprobs.get(index))
             elif request.phase is Phase.DECODING:
-                self._end(request, "length", now)  # max_tokens 0: the prompt alone was wanted
+                # Nothing more was wanted: max_tokens 0, or what was resumed is the whole answer.
+                self._end(request, "stop" if request.is_over else "length", now)
 
     def fail(self, step: Step, error: str, now: float) -> None:
         """End every request of a step that could not be computed; nothing of the step enters the cache."""
@@ -220,6 +221,11 @@ class Scheduler:
             problem = f"at most {limit - prompt_tokens} allowed for a prompt of {prompt_tokens} tokens, got {max_tokens}"
         elif int(tokens.unpack(command.tokens).max()) >= vocab_size:
             field, problem = "tokens.ids", f"ids must be below the vocabulary's size, {vocab_size}"
+        elif tokens.count(command.resumed) > max_tokens:
+            field = "resumed_output"
+            problem = f"at most max_tokens, {max_tokens}, allowed, got {tokens.count(command.resumed)} tokens"
+        elif command.resumed and int(tokens.unpack(command.resumed).max()) >= vocab_size:
+            field, problem = "resumed_output", f"ids must be below the vocabulary's size, {vocab_size}"
         elif max(command.sampling.bias_ids, default=0) >= vocab_size:
             field, problem = "sampling.logit_bias", f"ids must be below the vocabulary's size, {vocab_size}"
         elif self._queue.full:
@@ -253,7 +259,7 @@ class Scheduler:
     def _add_prefill(self, request: Request, budget: int, parts: list[StepPart]) -> int:
         remaining = request.length - request.computed
         size = min(remaining, budget) if self._config.chunked_prefill_size else remaining
-        parts.append(StepPart(request, size, size == remaining and request.sampling.max_tokens > 0))
+        parts.append(StepPart(request, size, size == remaining and request.wants_token))
         return size
 
     def _admit(self, budget: int, parts: list[StepPart], now: float) -> None:
@@ -292,7 +298,7 @@ class Scheduler:
         self._events.append(
             Admitted(
                 request_id=request.request_id,
-                cached_tokens=request.matched_tokens,
+                cached_tokens=min(request.matched_tokens, request.prompt_tokens),
                 queued_ms=(now - request.arrived_at) * _MS_PER_S,
             )
         )

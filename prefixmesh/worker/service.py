@@ -33,7 +33,7 @@ from prefixmesh.text.detokenizer import IncrementalDetokenizer
 from prefixmesh.text.prompt_threads import PromptThreads
 from prefixmesh.text.prompts import BuiltPrompt, PromptBuilder
 from prefixmesh.text.tokenizer import Tokenizer
-from prefixmesh.tokens import count
+from prefixmesh.tokens import count, unpack
 from prefixmesh.worker.answer_stream import AnswerHead, AnswerStream
 from prefixmesh.worker.caller import CallerCheck, WorkerCaller
 from prefixmesh.worker.engine_client import EngineClient
@@ -97,6 +97,7 @@ class InferenceService:
             answer = AnswerStream(
                 prepared.head,
                 IncrementalDetokenizer(self._tokenizer, request.sampling.stop, request.sampling.min_tokens),
+                unpack(request.resumed_output).tolist(),
             )
             outcome = "cancelled"
             try:
@@ -170,6 +171,7 @@ class InferenceService:
             tokens=prompt.tokens,
             sampling=sampling,
             owner=caller.tenant,
+            resumed=request.resumed_output,
         )
         return Prepared(submit=submit, prompt=prompt, head=head)
 
@@ -224,6 +226,6 @@ def _log_end(
         outcome,
         head.prompt_tokens,
         answer.cached_tokens,
-        len(answer.token_ids),
+        answer.completion_tokens,
         (time.monotonic() - arrived) * 1e3,
     )

@@ -56,7 +56,7 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engi
         await engine.close()
 
 
-def command(request_id: str, rules: dict[str, object], *, prompt: list[int] = PROMPT) -> Submit:
+def command(request_id: str, rules: dict[str, object], *, resumed: list[int] | None = None) -> Submit:
     plain: dict[str, object] = {
         "temperature": 1.0,
         "top_k": 0,
@@ -67,7 +67,13 @@ def command(request_id: str, rules: dict[str, object], *, prompt: list[int] = PR
         "stop_token_ids": (),
     }
     sampling = EngineSampling(**(plain | rules))  # type: ignore[arg-type]
-    return Submit(request_id=request_id, namespace=b"n" * 16, tokens=tokens.pack(prompt), sampling=sampling)
+    return Submit(
+        request_id=request_id,
+        namespace=b"n" * 16,
+        tokens=tokens.pack(PROMPT),
+        sampling=sampling,
+        resumed=tokens.pack(resumed or []),
+    )
 
 
 async def collect(engine: EngineClient, submit: Submit) -> list[RequestEvent]:
@@ -152,3 +158,40 @@ async def test_logprobs_are_the_models_own_whatever_rules_choose(engine: EngineC
     assert one.logprob == pytest.approx(
         dict(zip(told[0].top_ids, told[0].top_logprobs, strict=True))[first.token_ids[0]]
     )
+
+
+@pytest.mark.parametrize("name", ["greedy", "hot", "patient", "all"])
+async def test_an_answer_cut_anywhere_and_resumed_is_the_same_answer(engine: EngineClient, name: str) -> None:
+    """Cut after every token, and not at all: ids, reason and positions go on as if nothing had happened."""
+    rules = RULES[name]
+    events = await collect(engine, command("whole", rules))
+    whole = answer(events)
+
+    async def resume(cut: int) -> None:
+        again = await collect(engine, command(f"cut-{cut}", rules, resumed=whole[:cut]))
+        assert answer(again) == whole[cut:]
+        positions = [event.position for event in again if isinstance(event, TokensOut)]
+        assert positions == list(range(cut, len(whole)))
+        assert isinstance(events[-1], Ended)
+        assert isinstance(again[-1], Ended)
+        assert again[-1].reason == events[-1].reason
+
+    await asyncio.gather(*(resume(cut) for cut in range(len(whole) + 1)))
+    await engine.flush()
+    await resume(len(whole) // 2)  # nothing cached
+
+
+async def test_a_resumed_stop_has_ended_the_answer(engine: EngineClient) -> None:
+    """No token comes after it; one that min_tokens excused is passed over."""
+    stops: dict[str, object] = {"stop_token_ids": (9,), "temperature": 0.0}
+    over = await collect(engine, command("over", stops, resumed=[8, 9]))
+    assert (answer(over), isinstance(over[-1], Ended) and over[-1].reason) == ([], "stop")
+    excused = await collect(engine, command("excused", stops | {"min_tokens": 2}, resumed=[8, 9]))
+    assert answer(excused)
+
+
+@pytest.mark.parametrize("resumed", [[5] * (LENGTH + 1), [VOCAB_SIZE]])
+async def test_what_cannot_be_resumed_is_refused_by_name(engine: EngineClient, resumed: list[int]) -> None:
+    [refused] = await collect(engine, command("bad", {}, resumed=resumed))
+    assert isinstance(refused, Refused)
+    assert refused.field == "resumed_output"

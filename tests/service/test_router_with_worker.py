@@ -18,6 +18,7 @@ from prefixmesh.router.server import RouterServer
 from prefixmesh.rpc.channel import open_channel
 from prefixmesh.text.answer_memory import AnswerMemory
 from prefixmesh.text.prompts import PromptBuilder, text_digest
+from prefixmesh.tokens import pack
 from tests.support.router_kit import Router, chat_request, headers
 from tests.support.scripted_engine import INFO, ScriptedEngine
 from tests.support.servers import Worker, byte_text, eventually, real_worker, scripted_worker
@@ -196,3 +197,24 @@ async def test_chat_through_a_router_finds_the_turn_before(tmp_path: Path) -> No
             turns += [("assistant", answer.text), ("user", f"And what is {turn}?")]
         predicted = answer.started.routing.predicted_cached_tokens
         assert answer.started.cached_tokens.device - predicted in range(-1, 65)
+
+
+async def test_an_answer_is_resumed_through_a_router_as_at_the_worker(tmp_path: Path) -> None:
+    """What was generated already goes along, and what the next turn will find is named with it."""
+    model = str(make_tiny_model(tmp_path / "tiny"))
+    engine = EngineConfig(model=model, dtype="float32", max_total_tokens=4096, threads=1)
+    sampling = pb.Sampling(temperature=1.0, seed=4, max_tokens=80, ignore_eos=True, logprobs=2)
+    async with real_worker(engine) as worker, router_before(worker, model) as router:
+        whole = await router.generate(pb.GenerateRequest(text="Once", sampling=sampling))
+        for cut in (1, 40, 80):
+            rest = await router.generate(
+                pb.GenerateRequest(text="Once", sampling=sampling, resumed_output=pack(whole.token_ids[:cut]))
+            )
+            assert rest.token_ids == whole.token_ids[cut:]
+            assert len([one for delta in rest.deltas for one in delta.logprobs]) == 80 - cut
+        prompt = (await router.inference.Tokenize(pb.TokenizeRequest(text="Once"))).ids
+        asked = prompt + pack(whole.token_ids)
+        again = await router.generate(
+            pb.GenerateRequest(tokens=pb.TokenPrompt(ids=asked), sampling=pb.Sampling(max_tokens=0))
+        )
+        assert again.started.routing.predicted_cached_tokens == 64

@@ -67,6 +67,26 @@ async def test_no_stop_of_any_kind_counts_before_min_tokens(worker: Worker) -> N
     assert len(held.token_ids) >= 5
 
 
+@pytest.mark.parametrize("with_stop", [False, True])
+async def test_a_stream_cut_anywhere_goes_on_where_it_was(worker: Worker, with_stop: bool) -> None:
+    """Ids and text of both parts, joined, are those of the whole: also half characters and half stop strings that were held back."""
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "presence_penalty": 0.5}
+    if with_stop:
+        text = (await answer(worker, **options)).text
+        options["stop"] = ["never to be found", text[len(text) // 2 :][:3]]
+    whole = await answer(worker, **options)
+    ids = whole.token_ids
+    for cut in range(len(ids) + 1):
+        sent = "".join(delta.text for delta in whole.deltas if delta.position < cut and delta.token_ids)
+        rest = await answer(worker, **options, resumed_output=ids[:cut])
+        assert rest.token_ids == ids[cut:]
+        assert sent + rest.text == whole.text
+        usage = rest.finished.usage
+        assert (usage.resumed_tokens, usage.completion_tokens) == (cut, len(ids) - cut)
+        assert rest.finished.reason == whole.finished.reason
+        assert rest.started.cached_tokens.device <= rest.started.prompt_tokens
+
+
 async def test_logprobs_come_with_their_tokens(worker: Worker) -> None:
     """0 tells the chosen tokens' alone; what a stop string cuts off is not told."""
     plain = await answer(worker, logprobs=20)
@@ -85,6 +105,8 @@ async def test_logprobs_come_with_their_tokens(worker: Worker) -> None:
     [
         ({"logit_bias": {VOCAB_SIZE: 1.0}}, "sampling.logit_bias"),
         ({"min_tokens": 5000, "max_tokens": None}, "sampling.min_tokens"),
+        ({"resumed_output": [1] * 13}, "resumed_output"),
+        ({"resumed_output": [VOCAB_SIZE]}, "resumed_output"),
     ],
 )
 async def test_what_only_the_model_can_refuse_is_named_too(

@@ -91,7 +91,7 @@ class Router:
         """A whole answer; the error of our tree when the call fails."""
         call = self.inference.Generate(request, metadata=headers(tenant, key), timeout=timeout_s)
         try:
-            return answer_of([message async for message in call])
+            return answer_of([message async for message in call], len(request.resumed_output) // 4)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
 

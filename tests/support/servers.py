@@ -78,7 +78,7 @@ class Worker:
         """A whole answer; the error of our tree when the call fails."""
         call = self.inference.Generate(request, metadata=metadata, timeout=timeout_s)
         try:
-            return answer_of([message async for message in call])
+            return answer_of([message async for message in call], len(request.resumed_output) // 4)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
 
@@ -111,10 +111,9 @@ async def rest_of(call: Any) -> list[pb.GenerateResponse]:
     return messages
 
 
-def answer_of(messages: Iterable[pb.GenerateResponse]) -> Answer:
-    """Sorts a stream's messages; asserts that they are Started, Deltas without a gap, Finished."""
+def answer_of(messages: Iterable[pb.GenerateResponse], position: int = 0) -> Answer:
+    """Sorts a stream's messages; asserts that they are Started, Deltas without a gap from ``position`` on, Finished."""
     kinds = []
-    position = 0
     sorted_: dict[str, Any] = {"deltas": []}
     for message in messages:
         kind = message.WhichOneof("event")

@@ -110,6 +110,18 @@ def test_stream_that_ends_early_is_an_error(responses: list[pb.GenerateResponse]
         fold(*responses)
 
 
+def test_a_resumed_answer_begins_where_it_was_cut() -> None:
+    """Positions count the whole answer, ids and text are what is new."""
+    builder = AnswerBuilder(0.0, first_position=2)
+    for response in (started(), delta(2, "c", 13), delta(3, "d", 14), finished(2)):
+        builder.add(response, 0.0)
+    assert (builder.end().token_ids, builder.end().text) == ((13, 14), "cd")
+    builder = AnswerBuilder(0.0, first_position=2)
+    builder.add(started(), 0.0)
+    with pytest.raises(InternalError, match="gap"):
+        builder.add(delta(0, "a", 11), 0.0)
+
+
 def test_logprobs_are_folded_like_their_tokens() -> None:
     """Pairs of id and logarithm, one tuple for each token."""
     first, second = delta(0, "a", 11), delta(1, "b", 12)

@@ -14,6 +14,7 @@ from prefixmesh.errors import InvalidRequestError
 from prefixmesh.proto import codec
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.requests import SamplingParams
+from prefixmesh.tokens import pack
 
 USER = {"role": "user", "content": "hi"}
 
@@ -63,6 +64,7 @@ def test_options_arrive_as_given() -> None:
             logit_bias={np.int64(9): -100},  # type: ignore[dict-item]
             min_tokens=0,
             logprobs=0,
+            resumed_output=np.array([3, 4]),  # type: ignore[arg-type]
             model="m",
             adapter="a",
             extra_key="k",
@@ -87,6 +89,7 @@ def test_options_arrive_as_given() -> None:
     )
     assert (request.model, request.adapter, request.extra_key) == ("m", "a", "k")
     assert request.client_request_id == "r"
+    assert request.resumed_output == pack([3, 4])
 
 
 @pytest.mark.parametrize(
@@ -119,6 +122,9 @@ def test_options_arrive_as_given() -> None:
         ({"logit_bias": {2**70: 1}}, "sampling.logit_bias"),
         ({"min_tokens": 3, "max_tokens": 2}, "sampling.min_tokens"),
         ({"repetition_penalty": "a"}, "sampling.repetition_penalty"),
+        ({"resumed_output": [-1]}, "resumed_output"),
+        ({"resumed_output": [2**32]}, "resumed_output"),
+        ({"resumed_output": "abc"}, "resumed_output"),
         ({"extra_key": "k" * 1025}, "extra_key"),
         ({"extra_key": "\udcff"}, "extra_key"),
         ({"request_id": "r" * 257}, "request_id"),

@@ -55,7 +55,13 @@ SAMPLINGS = st.builds(
     logprobs=st.none() | st.integers(0, 20),
 )
 REQUESTS = st.builds(
-    GenerateRequest, prompt=PROMPTS, sampling=SAMPLINGS, model=TEXTS, adapter=TEXTS, extra_key=TEXTS
+    GenerateRequest,
+    prompt=PROMPTS,
+    sampling=SAMPLINGS,
+    model=TEXTS,
+    adapter=TEXTS,
+    extra_key=TEXTS,
+    resumed_output=st.binary().map(lambda data: data[: len(data) // 4 * 4]),
 )
 
 
@@ -123,6 +129,7 @@ def test_sampling_beyond_a_limit_is_refused_by_name(fields: dict[str, Any], fiel
         (pb.GenerateRequest(chat=pb.ChatPrompt()), "chat.messages"),
         (pb.GenerateRequest(tokens=pb.TokenPrompt()), "tokens.ids"),
         (pb.GenerateRequest(tokens=pb.TokenPrompt(ids=b"abc")), "tokens.ids"),
+        (pb.GenerateRequest(text="a", resumed_output=b"abc"), "resumed_output"),
         (
             pb.GenerateRequest(
                 chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user"), pb.ChatMessage(role="God")])
