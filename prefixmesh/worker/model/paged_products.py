@@ -89,12 +89,18 @@ class PagedProducts:
         keys_t = self._scratch.take("keys_transposed", shape).copy_(keys.permute(1, 2, 0))
         return Gathered(keys_t, self._take("values", self._pool.values(layer), slots).transpose(0, 1))
 
-    def gather_heads(self, layer: int, head_slots: torch.Tensor, tokens: int) -> Gathered:
-        """K and V of a layer at ``head_slots``. One copy of each."""
+    def gather_heads(
+        self, layer: int, head_slots: torch.Tensor, tokens: int, *, several_blocks: bool = False
+    ) -> Gathered:
+        """K and V of a layer at ``head_slots``: one copy of each, and another one of K, transposed, when several blocks multiply
+        it."""
         keys = self._take("keys", self._pool.keys(layer).view(-1, self.head_dim), head_slots)
         values = self._take("values", self._pool.values(layer).view(-1, self.head_dim), head_slots)
         shape = (-1, tokens, self.head_dim)
-        return Gathered(keys.view(shape).transpose(1, 2), values.view(shape))
+        keys_t = keys.view(shape).transpose(1, 2)
+        if several_blocks:
+            keys_t = self._scratch.take("keys_transposed", tuple(keys_t.shape)).copy_(keys_t)
+        return Gathered(keys_t, values.view(shape))
 
     def rows(self, q: torch.Tensor, kv: Gathered, visible: int, *, causal: bool) -> torch.Tensor:
         """A block of queries ``q`` [rows, num_heads, head_dim] over the first ``visible`` keys; when ``causal``, the last key is

@@ -19,7 +19,7 @@ from prefixmesh.worker.batch_plan import BatchPlan, IntArray
 from prefixmesh.worker.cascade_plan import CascadeLevel, CascadePlan, CascadeRule, build_cascade
 from prefixmesh.worker.model.attention_groups import group_by_length, kv_lengths, segment_slots
 from prefixmesh.worker.model.kv_pool import KVPool
-from prefixmesh.worker.model.paged_products import PagedProducts, Part
+from prefixmesh.worker.model.paged_products import Gathered, PagedProducts, Part
 
 CPU_GROUP_TOKENS: Final = 4096
 """Padded tokens per decode group on a CPU, so that the gathered K and V stay in cache."""
@@ -151,7 +151,7 @@ class TorchAttention:
             torch.empty(heads, dtype=torch.float32, device=q.device),
         )
         for rows in cascade.own.rows:
-            kv = products.gather_heads(layer, rows.slots, rows.tokens)
+            kv = self._gather_rows(layer, rows)
             for start, end, visible in _blocks(rows):
                 part = products.rows_part(q[start:end], kv, visible, causal=True)
                 state.values[start:end] = part.values.permute(2, 0, 1, 3)
@@ -162,12 +162,16 @@ class TorchAttention:
             state.values.index_copy_(0, singles.rows, part.values.view(-1, *state.values.shape[1:]))
             state.lse.index_copy_(0, singles.rows, part.lse.view(-1, *heads[1:]))
         for rows in cascade.shared:
-            kv = products.gather_heads(layer, rows.slots, rows.tokens)
+            kv = self._gather_rows(layer, rows)
             for start, end, visible in _blocks(rows):
                 part = products.rows_part(q[start:end], kv, visible, causal=False)
                 into = Part(state.values[start:end], state.lse[start:end])
                 merge_part(into, Part(part.values.permute(2, 0, 1, 3), part.lse.permute(2, 0, 1)))
         return state.values.view(q.shape)
+
+    def _gather_rows(self, layer: int, rows: _Rows) -> Gathered:
+        several = rows.end - rows.start > rows.block_rows
+        return self._products.gather_heads(layer, rows.slots, rows.tokens, several_blocks=several)
 
     def _sharing(self, cascade: CascadePlan) -> IndexArray:
         """[T] whether the query at each place of the order has a shared segment."""
