@@ -36,9 +36,10 @@ class PageAccounts:
         self.host = host
         """The second tier; None when there is none."""
         self.lines = OwnerLines(policy, quotas, _device_pages, "serial", "lock_ref", "has_device_children")
-        self.gone = Payer("(cut off by a flush)", LruLine(), Quota())
+        line = LruLine()
+        line.refresh = self._free_detached
+        self.gone = Payer("(cut off by a flush)", line, Quota())
         """Whose account cut-off nodes are on: a last use in its line, which their last release is, frees them."""
-        self.gone.line.refresh = self._free_detached
         self.root = self._make_root()
         self.cached_pages = 0
         """Device pages of all nodes, cut-off ones among them."""

@@ -7,7 +7,8 @@ stands where its own last use put it. Nothing has to be searched, sorted or rebu
 entries, which turn up in bursts, or a search for a parent's place when it becomes a leaf.)
 
 A locked node may stay in line: whoever asks for the first takes locked ones out as they come up, and a release, the last use of
-what it protected, puts a node last whether it was in line or not. So a lock touches no line at all.
+what it protected, puts a node last whether it was in line or not. So a lock touches no line at all. (An eviction that comes upon
+many locked nodes takes them all out, 0.2 us each; there are as many as running requests' paths have nodes.)
 The order is that of the calls, whatever clock their ``now`` came from.
 
 * ``lru``: least recently used first.
@@ -38,9 +39,11 @@ _Segment = OrderedDict[TreeNode, None]
 class EvictionLine(Protocol):
     """One payer's evictable nodes, next to go first."""
 
-    refresh: Callable[[TreeNode], object]
-    """Put a node that is in line, and may have risen in rank, last of its rank. May raise KeyError, having done nothing, when it
-    does not find the node at once; ``put_last`` then does it. (One call of a C method in nearly all cases.)"""
+    @property
+    def refresh(self) -> Callable[[TreeNode], object]:
+        """Put a node that is in line, and may have risen in rank, last of its rank. May raise KeyError, having done nothing, when
+        it does not find the node at once; ``put_last`` then does it. (One call of a C method in nearly all cases.)"""
+        ...
 
     def enter(self, node: TreeNode) -> None:
         """Put a node that is not in line last of its rank. Its children must stand before it already."""
@@ -64,6 +67,10 @@ class EvictionLine(Protocol):
 
     def rank(self, node: TreeNode) -> int:
         """What the policy compares before recency."""
+        ...
+
+    def close(self) -> None:
+        """The line's payer has gone, and with it whoever was told of the line."""
         ...
 
     def __iter__(self) -> Iterator[TreeNode]: ...
@@ -121,6 +128,9 @@ class LruLine:
                 return None
             del self._segments[0]
 
+    def close(self) -> None:
+        """Nothing to undo."""
+
     def rank(self, node: TreeNode) -> int:
         """All alike."""
         return 0
@@ -151,7 +161,7 @@ class LruLine:
 class RankedLine:
     """Lowest rank first, least recently used within a rank: one LRU line per rank and a heap of the ranks that exist."""
 
-    __slots__ = ("_buckets", "_rank_of", "_ranks", "_standing", "lowered", "refresh")
+    __slots__ = ("_buckets", "_rank_of", "_ranks", "_standing", "lowered")
 
     def __init__(self, rank_of: Callable[[TreeNode], int]) -> None:
         self._rank_of = rank_of
@@ -160,9 +170,18 @@ class RankedLine:
         """A heap: every rank that has a bucket, and some that had."""
         self._standing: dict[TreeNode, int] = {}
         """Under which rank each node stands."""
-        self.refresh: Callable[[TreeNode], object] = self.put_last
         self.lowered: Callable[[], None] = _nobody_cares
-        """Told when the first in line has become one of a lower rank, or has become at all."""
+        """Told when the first in line has become one of a lower rank, or has become at all. Whoever is told holds the line:
+        ``close`` undoes that."""
+
+    def close(self) -> None:
+        """Tell nobody any more. Lines come and go with their payers, and must leave no ring of references behind: a cache's
+        garbage is freed by counting alone."""
+        self.lowered = _nobody_cares
+
+    def refresh(self, node: TreeNode) -> None:
+        """As ``put_last``."""
+        self.put_last(node)
 
     def enter(self, node: TreeNode) -> None:
         """Put a node that is not in line last of its rank. O(log ranks)."""

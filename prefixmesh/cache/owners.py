@@ -7,7 +7,7 @@ evict it, and a ceiling, above which it is the first to give when room is wanted
 Whose first node goes is decided in this order:
 
 1. a payer above its ceiling gives down to it;
-2. whoever wants room that would lift it above its ceiling gives its own instead;
+2. whoever wants room that would lift it above its ceiling gives its own as far as that goes;
 3. of all others that are above their floors, and of the one who wants room, the lowest rank and least recent use.
 
 For 3 the payers stand in a heap by a *lower bound* of their first node's place: ranks and uses only rise, so an outdated entry is
@@ -137,6 +137,8 @@ class OwnerLines:
 
     def clear(self) -> None:
         """Start again: nobody has anything. Payers with a quota are known from the start."""
+        for payer in self._payers.values():
+            payer.line.close()
         self._payers.clear()
         self._heap.clear()
         self._above_ceiling.clear()
@@ -173,6 +175,7 @@ class OwnerLines:
         if not payer.pages and not payer.watched and payer.name != NOBODY:
             del self._payers[payer.name]
             payer.queued = None
+            payer.line.close()
 
     def sheltered_from(self, name: str) -> int:
         """Evictable pages that floors keep from ``name``. O(payers with a floor)."""

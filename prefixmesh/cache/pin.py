@@ -30,11 +30,11 @@ class PinBudget:
     pages_in_all: int | None = None
     """Most pages all pins cover; None: no bound, unless ``for_pool`` puts one in."""
 
-    pins_per_owner: int = 512
+    pins_per_owner: int = 256
     """Most pins of one owner. Pages bound what a pin takes from the device, this what it takes from the books (its tokens among
     them); and one owner's thousands of short pins leave others their places."""
 
-    pins_in_all: int = 2048
+    pins_in_all: int = 1024
     """Most pins at once. All of them may expire in one call, and all let go in a flush: at a few microseconds each, this is
     what bounds that pause."""
 

@@ -13,7 +13,7 @@ parts of their own.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, get_args
 
 from prefixmesh.cache.accounting import NO_QUOTAS, PageAccounts
 from prefixmesh.cache.base import InsertResult, MatchResult, PageIndices, RadixKey, TierTokens
@@ -70,6 +70,8 @@ class RadixOptions:
     def __post_init__(self) -> None:
         if self.block_size < 1:
             raise ConfigError(f"block_size must be at least 1, got {self.block_size}")
+        if self.policy not in get_args(EvictionPolicy):
+            raise ConfigError(f"policy must be one of {get_args(EvictionPolicy)}, got {self.policy!r}")
 
 
 DEFAULT_OPTIONS: Final = RadixOptions()
@@ -105,7 +107,7 @@ class RadixCache:
         self._evictor = Evictor(self._accounts, page_size, options.block_size, self._events, self.seen)
         self.lock = self._accounts.lock
         """``lock(node)``: protect ``node`` and its ancestors on the device until the receipt is released. O(depth). Raises
-        InternalError for a node that is not, or no longer, on the device in this cache."""
+        InternalError for a node that is no longer on the device. Nodes and receipts are for the cache alone that gave them."""
         self.release = self._accounts.release
         """``release(receipt)``: undo one lock. O(depth). Raises DoubleReleaseError, changing nothing, the second time."""
         self.pins = PinTable(self, options.pin_budget.for_pool(allocator.total_pages))

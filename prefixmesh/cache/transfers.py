@@ -32,7 +32,8 @@ from prefixmesh.cache.node import (
 )
 from prefixmesh.cache.receipts import LockReceipt
 from prefixmesh.cache.tier import Tier
-from prefixmesh.errors import DoubleReleaseError
+from prefixmesh.errors import DoubleReleaseError, InternalError
+from prefixmesh.tokens import TOKEN_BYTES
 
 MAX_COPIES: Final = 1024
 """In flight at once. Each locks two paths: without a bound, whoever begins copies faster than they end could lock the whole cache.
@@ -83,7 +84,8 @@ class Transfers:
     """The copies of one cache: ``begin_offload``, ``finish_offload``, ``abort_offload``; ``begin_restore``, ``finish_restore``,
     ``fail_restore``.
 
-    Every copy that was begun must be ended once; ending it again raises DoubleReleaseError and changes nothing. A finished copy
+    Every copy that was begun must be ended once; ending it again raises DoubleReleaseError, ending another cache's or another
+    kind's InternalError, and either changes nothing. A finished copy
     is a use of the path to its end, on the tier it went to.
     """
 
@@ -148,7 +150,7 @@ class Transfers:
 
     def finish_offload(self, copy: Offload) -> None:
         """The bytes are there: the host pages become the nodes', and may be read. O(depth + pages)."""
-        node = self._end(copy)
+        node = self._end(copy, Offload)
         self._offloading.pop(node, None)
         stored: list[TreeNode] = []
         spare: list[bytes] = []
@@ -171,7 +173,7 @@ class Transfers:
 
     def abort_offload(self, copy: Offload) -> None:
         """It will not be completed (and nothing writes to its pages any more): they are free again. O(depth + pages)."""
-        self._offloading.pop(self._end(copy), None)
+        self._offloading.pop(self._end(copy, Offload), None)
         self._unlock(copy.device_lock, copy.host_lock)
         self._host.allocator.free(copy.host_pages)
 
@@ -184,9 +186,12 @@ class Transfers:
         if len(self.in_flight) >= MAX_COPIES:
             self.without_room += 1
             return None
+        path = nodes_from(node, end_of(top))
+        brings = sum(len(at.key) for at in path if at.host_pages and not at.pages) // TOKEN_BYTES
+        if brings != match.host_hit_length or node.payer is self._accounts.gone:
+            return None  # the match is not of this step: something was evicted, inserted or flushed since
         device_lock = self._accounts.lock(top)
         host_lock = self._host.lock(node)
-        path = nodes_from(node, end_of(top))
         host_pages = unpack_pages(b"".join([at.host_pages for at in reversed(path)]))
         device_pages = self._make_room(Tier.DEVICE, len(host_pages), owner)
         if device_pages is None:
@@ -200,7 +205,7 @@ class Transfers:
     def finish_restore(self, copy: Restore) -> None:
         """The bytes are there: the device pages become the nodes', except where somebody's insert has put others meanwhile.
         Match again to use them. O(depth + pages)."""
-        node = self._end(copy)
+        node = self._end(copy, Restore)
         stored: list[TreeNode] = []
         spare: list[bytes] = []
         packed = pack_pages(copy.device_pages)
@@ -224,14 +229,17 @@ class Transfers:
 
     def fail_restore(self, copy: Restore) -> None:
         """It will not be completed (and nothing writes to its pages any more): they are free again. O(depth + pages)."""
-        self._end(copy)
+        self._end(copy, Restore)
         self._unlock(copy.device_lock, copy.host_lock)
         self._accounts.allocator.free(copy.device_pages)
 
-    def _end(self, copy: Copy) -> TreeNode:
-        node, copy.node = copy.node, None
+    def _end(self, copy: Copy, kind: type[Copy]) -> TreeNode:
+        node = copy.node
         if node is None:
             raise DoubleReleaseError(f"{copy!r} was ended twice")
+        if copy not in self.in_flight or not isinstance(copy, kind):
+            raise InternalError(f"{copy!r} is not a {kind.__name__} of this cache")
+        copy.node = None
         del self.in_flight[copy]
         return node
 

@@ -315,3 +315,35 @@ def test_a_peek_at_both_tiers_says_what_a_match_would_and_changes_nothing() -> N
         peeked = tree.cache.peek_tiers(key_of(tokens))
         assert tree.cache.render() == before
         assert peeked == tree.found(*tokens)
+
+
+def test_a_copy_is_ended_as_what_it_is_and_where_it_was_begun() -> None:
+    """Else it would be ended with its pages on nobody's account."""
+    tree, other = Tree(), Tree()
+    tree.put(1, 2)
+    copy = tree.cache.transfers.begin_offload(tree.match(1, 2).last_device_node)
+    assert copy is not None
+    with pytest.raises(InternalError, match="not a Restore"):
+        tree.cache.transfers.finish_restore(copy)  # type: ignore[arg-type]
+    with pytest.raises(InternalError, match="of this cache"):
+        other.cache.transfers.finish_offload(copy)
+    tree.check()
+    tree.cache.transfers.finish_offload(copy)
+    tree.check_at_rest()
+
+
+def test_a_match_of_an_earlier_step_is_not_restored() -> None:
+    """What it found may be gone, on the device by now, or forgotten."""
+    tree = Tree()
+    tree.demote(1, 2, 3)
+    stale = tree.match(1, 2, 3)
+    tree.put(1, 2, 3)
+    assert tree.cache.transfers.begin_restore(stale) is None
+    tree.evict(30)
+    stale = tree.match(1, 2, 3)
+    tree.cache.evict_host(1)
+    assert tree.cache.transfers.begin_restore(stale) is None
+    stale = tree.match(1, 2, 3)
+    tree.cache.flush()
+    assert tree.cache.transfers.begin_restore(stale) is None
+    tree.check_at_rest()

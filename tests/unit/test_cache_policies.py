@@ -1,10 +1,13 @@
 """The three eviction policies: what each compares before recency, and that a parent never goes before its child."""
 
+import gc
+
 import pytest
 
 from prefixmesh.cache.eviction import EvictionPolicy, RankedLine
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.radix_cache import RadixCache, RadixOptions
+from prefixmesh.errors import ConfigError
 from tests.support.cache_kit import key_of, take
 
 
@@ -113,3 +116,22 @@ def test_ranks_that_died_out_leave_nothing_behind() -> None:
     line = tree.cache._accounts.lines.payer("").line
     assert isinstance(line, RankedLine)
     assert len(line._ranks) < 100
+
+
+def test_payers_that_come_and_go_leave_nothing_for_the_collector() -> None:
+    """A worker puts full collections off; whatever formed a ring would stay for ever."""
+    gc.collect()
+    gc.disable()
+    try:
+        tree = Tree("lfu")
+        for number in range(50):
+            tree.cache.insert(key_of([number]), take(tree.allocator, 1), 0.0, owner=f"tenant {number}")
+            tree.cache.evict(1)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def test_a_policy_that_does_not_exist_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="fifo"):
+        RadixOptions(policy="fifo")  # type: ignore[arg-type]
