@@ -90,12 +90,12 @@ class PrefixCache(Protocol):
 
     @property
     def evictable_pages(self) -> int:
-        """Cached pages that nothing locks."""
+        """Cached pages that an eviction for nobody in particular could free: nothing locks them, and no floor keeps them."""
         ...
 
     @property
     def protected_pages(self) -> int:
-        """Cached pages that a lock protects, and pages cut off by a flush whose receipts are still out."""
+        """All other cached pages, and pages cut off by a flush whose receipts are still out."""
         ...
 
     @property
@@ -116,7 +116,7 @@ class PrefixCache(Protocol):
         self, key: RadixKey, pages: PageIndices, now: float, *, priority: int = 0, owner: str = ""
     ) -> InsertResult:
         """Cache ``key``, whose KV is complete in ``pages`` (``pages[i]`` holds tokens ``i*page_size`` onwards). What is new is
-        on ``owner``'s account.
+        on ``owner``'s account; what the host had already stays on the account it was on.
 
         Takes ownership of the pages it keeps, and of the caller's duplicates, which it frees: pages for tokens that were cached
         already in other pages. Pages that the cache already owns (from an earlier match or insert) are passed again and
@@ -142,8 +142,8 @@ class PrefixCache(Protocol):
         ...
 
     def evict(self, pages: int, owner: str = "") -> int:
-        """Free at least ``pages`` pages of what is unlocked, for ``owner``, in the policy's order; returns how many were
-        freed, which is less when not enough may go."""
+        """Free ``pages`` pages of what is unlocked, for ``owner``, in the policy's order (more only where what is kept is larger
+        than a page); returns how many were freed, which is less when not enough may go."""
         ...
 
     def flush(self) -> None:

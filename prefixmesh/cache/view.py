@@ -32,7 +32,7 @@ class ViewResult(enum.Enum):
 class CacheView:
     """A cache's blocks per tier as the stream tells them; empty and of no epoch until it has a snapshot or a ``Cleared``.
 
-    Change: ``apply`` an event, ``load`` a snapshot's part. Read: ``blocks``, ``state``, ``summary``, ``agrees``.
+    Change: ``apply`` an event, ``load`` a snapshot's part. Read: ``blocks``, ``state``, ``agrees``.
     """
 
     __slots__ = ("_blocks", "_loaded", "_loading", "_states", "epoch", "sequence")
