@@ -1,0 +1,142 @@
+"""F38 with owners: whoever pays, whatever floors and ceilings there are, exactly the naive model's pages go."""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from prefixmesh.cache.base import InsertResult
+from prefixmesh.cache.owners import Quota
+from prefixmesh.cache.radix_cache import RadixCache, RadixOptions
+from prefixmesh.cache.tier import Tier
+from tests.support.cache_machine import CacheMachine, as_pages
+from tests.support.machine_runs import run_machine, run_rounds
+from tests.support.naive_quotas import NaiveQuotas
+from tests.support.naive_tiers import Prefix, Prompt
+from tests.support.tier_machine import POLICIES, all_prompts
+from tests.support.tree_reader import read_tree
+
+OWNERS = ("", "acme", "globex", "initech")
+OWNER = st.sampled_from(OWNERS)
+QUOTAS: list[dict[str, Quota]] = [
+    {"acme": Quota(floor_pages=4)},
+    {"acme": Quota(floor_pages=3, ceiling_pages=6), "globex": Quota(ceiling_pages=4)},
+    {"acme": Quota(ceiling_pages=2), "globex": Quota(ceiling_pages=3), "": Quota(floor_pages=3)},
+    {"acme": Quota(floor_pages=5), "globex": Quota(floor_pages=5), "initech": Quota(ceiling_pages=0)},
+]
+
+DEPTH = {
+    "a floor kept something": 20,
+    "one above its ceiling gave": 20,
+    "somebody at its ceiling gave its own": 5,
+    "something passed over for what continues it": 20,
+}
+
+
+class QuotaMachine(CacheMachine):
+    """Owners take turns; anybody's tokens may continue anybody else's."""
+
+    block_size: ClassVar[int] = 2
+    cache: RadixCache
+    model: NaiveQuotas
+
+    def make_cache(self, data: st.DataObject) -> None:
+        policy = data.draw(POLICIES)
+        quotas = data.draw(st.sampled_from(QUOTAS))
+        options = RadixOptions(policy=policy, quotas=quotas, block_size=self.block_size)
+        self.cache = RadixCache(self.pool, self.page_size, options)
+        self.model = NaiveQuotas(self.unit, policy, quotas=quotas)
+        self.owner = ""
+
+    @rule(owner=OWNER, data=st.data())
+    def fill(self, owner: str, data: st.DataObject) -> None:
+        """Somebody has a prompt computed, and goes on asking."""
+        self.owner = owner
+        self.insert_whole(self.draw_prompt(data))
+
+    @rule(owner=OWNER, pages=st.integers(1, 8))
+    def want_room(self, owner: str, pages: int) -> None:
+        """Somebody wants pages, and goes on asking."""
+        self.owner = owner
+        self.checked_evict(Tier.DEVICE, pages)
+
+    def others(self) -> list[Callable[[st.DataObject], None]]:
+        return [self.flush, self.all_leave, self.peek, self.release_again, *[self.nothing] * 6]
+
+    def nothing(self, data: st.DataObject) -> None:
+        """Leave things as they are: more is learned from a full cache."""
+
+    def ask_insert(self, prompt: Prompt, pages: list[int]) -> InsertResult:
+        return self.cache.insert(prompt.key(), as_pages(pages), self.now, owner=self.owner)
+
+    def note_insert(self, prompt: Prompt) -> None:
+        self.model.insert_for(self.owner, prompt, self.now)
+
+    def evict_in_cache(self, tier: Tier, pages: int) -> int:
+        return self.cache.evict(pages, self.owner)
+
+    def evict_in_model(self, tier: Tier, units: int) -> list[Prefix]:
+        model, who = self.model, self.owner
+        above, own = set(model.above), model.pages_of(who)
+        would_be_above = own <= model.ceiling(who) < own + units
+        payers = dict(model.payer)
+        node_of = {prefix: place.node for prefix, place in read_tree(self.cache).items()}
+        gone = model.evict_for(who, units, node_of)
+        gave = {payers[prefix] for prefix in gone}
+        self.note("one above its ceiling gave", not above.isdisjoint(gave))
+        self.note("somebody at its ceiling gave its own", would_be_above and who in gave)
+        self.note("a floor kept something", len(gone) < units and bool(model.sheltered_from(who)))
+        self.note("something passed over for what continues it", model.passed_over)
+        return gone
+
+    def all_prompts(self) -> list[Prompt]:
+        return all_prompts(self.unit, self.max_units, self.block_size)
+
+    def empty(self) -> None:
+        while self.requests:
+            self.let_go(self.requests.pop())
+        while self.locks:
+            self.undo(self.locks.pop())
+        for owner in OWNERS:
+            self.owner = owner
+            self.checked_evict(Tier.DEVICE, self.total_pages)
+
+    def the_cache_holds_what_the_model_holds(self) -> None:
+        device, locked = self.model.on[Tier.DEVICE], self.model.protected(Tier.DEVICE)
+        for owner in OWNERS:
+            sheltered = self.model.sheltered_from(owner)
+            assert self.cache.evictable_for(owner) == len(device) - len(locked) - sheltered
+        self.check_contents()
+
+    def check_contents(self) -> None:
+        places = read_tree(self.cache)
+        assert places.keys() == self.model.on[Tier.DEVICE].keys()
+        for prefix, place in places.items():
+            assert place.node.payer.name == self.model.payer[prefix]
+            assert place.node.lock_ref == self.model.locks[Tier.DEVICE][prefix]
+
+
+class QuotaPage2(QuotaMachine):
+    """Pages of two tokens."""
+
+    page_size = unit = 2
+    total_pages = 16
+    max_units = 6
+
+
+@pytest.mark.timeout(600)  # only a failure needs it, to find a short example
+@pytest.mark.parametrize("machine", [QuotaMachine, pytest.param(QuotaPage2, marks=pytest.mark.slow)])
+def test_what_goes_is_whose_turn_it_is(machine: type[CacheMachine]) -> None:
+    """F38 with owners: the same few examples each time."""
+    run_rounds(machine, 6, DEPTH)
+
+
+@pytest.mark.deep
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("machine", [QuotaMachine, QuotaPage2])
+def test_whoever_wants_room_gets_what_the_naive_model_says(machine: type[CacheMachine]) -> None:
+    """F38 with owners: many, and others each time."""
+    run_machine(machine, examples=2000, repeatable=False)

@@ -1,0 +1,540 @@
+"""The rule machine of the radix cache with all that it has: host tier, copies in flight, pins, public prefixes, policies, events.
+
+Copies run as slowly as they like: the source must hold, and nobody may touch the destination, from the beginning of each to its
+end, which comes in any order, by arriving or failing, also after a flush. A request that came back and whose KV is on its way
+from the host begins when that has ended, whichever way. After every step the tree is read page by page and compared with the
+naive model, and so is what its events say.
+"""
+
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from prefixmesh.cache.base import InsertResult, MatchResult
+from prefixmesh.cache.eviction import EvictionPolicy
+from prefixmesh.cache.namespace import tail_namespace
+from prefixmesh.cache.node import TreeNode
+from prefixmesh.cache.pins import PinBudget
+from prefixmesh.cache.publisher import CachePublisher
+from prefixmesh.cache.radix_cache import RadixCache, RadixOptions
+from prefixmesh.cache.tier import Tier
+from prefixmesh.cache.transfers import Offload, Restore
+from prefixmesh.errors import AccessDeniedError, BudgetError, DoubleReleaseError, NotFoundError
+from prefixmesh.ids import Epoch, Namespace
+from tests.support.cache_kit import NS_A, NS_B
+from tests.support.cache_machine import CacheMachine, RememberingPool, Request, all_tokens, as_list, as_pages
+from tests.support.event_readers import Follower, Listener
+from tests.support.naive_tiers import (
+    Copy,
+    NaiveTiers,
+    PinName,
+    Prefix,
+    Prompt,
+    Tokens,
+    fingerprint,
+    other_tier,
+    prompt_of,
+)
+from tests.support.tree_reader import nodes_of, read_tree
+
+NS_PUBLIC = Namespace(b"p" * 16)
+OWNERS = ("acme", "globex")
+MAX_JOBS = 3
+"""More would lock most of both tiers; the oldest ends when another begins."""
+POLICIES: st.SearchStrategy[EvictionPolicy] = st.sampled_from(["lru", "lru", "lfu", "priority"])
+TTLS = st.sampled_from([None, 3, 6, 10])
+
+
+@dataclass(slots=True)
+class Job:
+    """A copy in flight, what the model knows of it, and who waits for it."""
+
+    copy: Copy
+    job: Offload | Restore
+    then: Prompt | None = None
+
+    def pages(self, tier: Tier) -> list[int]:
+        """Its pages on one tier."""
+        return as_list(self.job.device_pages if tier is Tier.DEVICE else self.job.host_pages)
+
+    def ends_at(self, prefix: Prefix, epoch: int) -> bool:
+        """Whether it copies the path to exactly this prefix."""
+        return self.copy.epoch == epoch and self.copy.copied[-1] == prefix
+
+
+class TierMachine(CacheMachine):
+    """Every operation of the radix cache but quotas."""
+
+    tiers = tuple(Tier)
+    host_total: ClassVar[int] = 16
+    block_sizes: ClassVar[tuple[int, ...]] = (2, 3)
+    budget: ClassVar[PinBudget] = PinBudget(
+        pages_per_owner=5, pages_in_all=8, pins_per_owner=3, pins_in_all=4
+    )
+    cache: RadixCache
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host_pool = RememberingPool(self.host_total)
+        self.jobs: list[Job] = []
+        self.ended: list[Offload | Restore] = []
+        self.priority = 0
+        self.pinned_before: Counter[PinName] = Counter()
+
+    def make_cache(self, data: st.DataObject) -> None:
+        policy = data.draw(POLICIES)
+        self.block_size = data.draw(st.sampled_from(self.block_sizes))
+        lives = itertools.count(7)
+        publisher = CachePublisher(lambda: Epoch(next(lives)), log_events=20, log_blocks=40)
+        self.listener = Listener(publisher)
+        self.follower = Follower(publisher)
+        options = RadixOptions(
+            host=self.host_pool,
+            policy=policy,
+            block_size=self.block_size,
+            pin_budget=self.budget,
+            events=self.listener,
+        )
+        self.cache = RadixCache(self.pool, self.page_size, options)
+        self.model = NaiveTiers(self.unit, policy)
+
+    @initialize(data=st.data())
+    def make(self, data: st.DataObject) -> None:
+        super().make(data)
+        for _ in range(2):
+            self.write_through(data)
+        while self.jobs:
+            self.end_job(self.jobs.pop(), arrived=True)
+        self.checked_evict(Tier.DEVICE, data.draw(st.integers(0, 8)))
+
+    # Copies.
+
+    @precondition(lambda self: self.model.on[Tier.DEVICE])
+    @rule(data=st.data())
+    def offload(self, data: st.DataObject) -> None:
+        """Something on the device is backed up."""
+        prompt = prompt_of(data.draw(st.sampled_from(sorted(self.model.on[Tier.DEVICE]))))
+        self.make_way()
+        result = self.checked_match(prompt)
+        found = prompt.upto(result.matched_tokens)
+        self.begin_offload(found, result.last_device_node)
+
+    @rule(data=st.data())
+    def write_through(self, data: st.DataObject) -> None:
+        """What is inserted is backed up at once."""
+        self.make_way()
+        prompt = self.draw_prompt(data)
+        result = self.insert_whole(prompt)
+        if result is not None:
+            self.begin_offload(self.whole_units(prompt), result.last_device_node)
+
+    @precondition(lambda self: self.only_on_host())
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        """Something that only the host has is brought back."""
+        self.begin_restore(prompt_of(data.draw(st.sampled_from(sorted(self.only_on_host())))))
+
+    @precondition(lambda self: self.jobs)
+    @rule(
+        data=st.data(), arrived=st.sampled_from([True, True, True, False]), pages=st.sampled_from([0, 4, 8])
+    )
+    def acknowledge(self, data: st.DataObject, arrived: bool, pages: int) -> None:
+        """A copy ends, not always the oldest, not always well; then somebody wants room, so that some is on the host alone."""
+        self.end_job(self.jobs.pop(data.draw(st.integers(0, len(self.jobs) - 1))), arrived=arrived)
+        self.checked_evict(Tier.DEVICE, pages)
+
+    @precondition(lambda self: self.restoring())
+    @rule(data=st.data())
+    def insert_what_is_being_restored(self, data: st.DataObject) -> None:
+        """F53: somebody else has computed it meanwhile."""
+        job = data.draw(st.sampled_from(self.restoring()))
+        self.insert_whole(prompt_of(data.draw(st.sampled_from(job.copy.copied))))
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def match_what_is_being_copied(self, data: st.DataObject) -> None:
+        """Somebody else matches a part of it, and splits it."""
+        job = data.draw(st.sampled_from(self.jobs))
+        prompt = prompt_of(data.draw(st.sampled_from(job.copy.copied)))
+        nodes = self.cache.node_count
+        self.checked_match(prompt)
+        self.note("a split of what is being copied", self.cache.node_count > nodes)
+
+    # Pins.
+
+    @rule(data=st.data(), owner=st.sampled_from(OWNERS), ttl=TTLS)
+    def pin(self, data: st.DataObject, owner: str, ttl: float | None) -> None:
+        """Somebody wants a prefix kept, cached or not; the budget may forbid it."""
+        prompt = self.wish(self.draw_prompt(data))
+        if prompt.tokens:
+            self.checked_pin((owner, prompt), ttl)
+
+    @precondition(lambda self: self.model.pins)
+    @rule(data=st.data())
+    def compute_what_is_pinned(self, data: st.DataObject) -> None:
+        """A prompt that somebody has pinned, or a part of it, is computed."""
+        _, prompt = data.draw(st.sampled_from(list(self.model.pins)))
+        self.insert_whole(prompt_of(data.draw(st.sampled_from(prompt.prefixes(self.unit)))))
+
+    @precondition(lambda self: self.model.pins)
+    @rule(data=st.data(), owner=st.sampled_from(OWNERS), renew=st.booleans())
+    def change_pin(self, data: st.DataObject, owner: str, renew: bool) -> None:
+        """A pin is renewed, or another owner's comes to stand beside it; or it ends, if it is its owner who ends it."""
+        _, prompt = data.draw(st.sampled_from(list(self.model.pins)))
+        if renew:
+            self.checked_pin((owner, prompt), data.draw(TTLS))
+            self.note("two owners pin one prefix", all((who, prompt) in self.model.pins for who in OWNERS))
+        else:
+            self.checked_unpin((owner, prompt))
+
+    # Others.
+
+    def others(self) -> list[Callable[[st.DataObject], None]]:
+        return [
+            *super().others(),
+            self.acknowledge_again,
+            *[self.wait] * 3,
+            *[self.let_others_ask] * 2,
+            self.follow_anew,
+        ]
+
+    def peek(self, data: st.DataObject) -> None:
+        super().peek(data)
+        prompt = self.draw_prompt(data)
+        before = self.cache.render()
+        device, anywhere = self.model.on_device(prompt), self.model.anywhere(prompt)
+        assert self.cache.peek_tiers(prompt.key()) == (device, anywhere - device)
+        assert self.cache.render() == before
+
+    def acknowledge_again(self, data: st.DataObject) -> None:
+        """A second end of a copy raises and changes nothing."""
+        if not self.ended:
+            return
+        job = data.draw(st.sampled_from(self.ended))
+        before = self.cache.render()
+        with pytest.raises(DoubleReleaseError):
+            self.tell_end(job, arrived=data.draw(st.booleans()))
+        assert self.cache.render() == before
+        self.note("a second end of a copy")
+
+    def wait(self, data: st.DataObject) -> None:
+        """Time passes, and pins end with it."""
+        self.now += data.draw(st.sampled_from([1, 5, 20]))
+        ended = self.cache.pins.expire(self.now)
+        expected = self.model.expire(self.now)
+        assert [(pin.owner, pin.key) for pin in ended] == [
+            (owner, prompt.key()) for owner, prompt in expected
+        ]
+        self.note("a pin expired", bool(ended))
+
+    def let_others_ask(self, data: st.DataObject) -> None:
+        """Who asks from now on has another priority."""
+        self.priority = data.draw(st.integers(0, 2))
+
+    def follow_anew(self, data: st.DataObject) -> None:
+        """Another reader of the events begins with a snapshot."""
+        self.follower.begin()
+
+    # What holds after every step.
+
+    def check(self) -> None:
+        super().check()
+        self.every_host_page_has_one_owner()
+        self.pins_hold_what_the_device_has()
+        self.events_tell_the_blocks_of_each_tier()
+        self.nodes_have_the_fingerprints_of_the_blocks_that_end_in_them()
+
+    def every_host_page_has_one_owner(self) -> None:
+        self.host_pool.check_invariants({"cache": self.cache.owned_pages(Tier.HOST)})
+        host, locked = self.model.on[Tier.HOST], self.model.protected(Tier.HOST)
+        cut_off = len(self.model.cut_off[Tier.HOST])
+        assert self.cache.host_pages == len(host) + cut_off
+        assert self.cache.host_protected_pages == len(locked) + cut_off
+        assert self.cache.copying_pages == sum(len(job.copy.copied) for job in self.restoring())
+
+    def check_contents(self) -> None:
+        """The tree, page by page, is what the model has: on which tiers, with which KV, how protected, how often used."""
+        places = read_tree(self.cache)
+        assert places.keys() == self.model.all_prefixes()
+        pinned = self.model.pinned()
+        for prefix, place in places.items():
+            node = place.node
+            for tier in Tier:
+                page = place.page(tier)
+                assert (page is not None) == (prefix in self.model.on[tier])
+                assert page is None or self.pool_of(tier).contents.get(page) == prefix
+            assert node.lock_ref == self.model.locks[Tier.DEVICE][prefix] + pinned[prefix]
+            assert node.pin_ref == pinned[prefix]
+            assert node.host_ref_counter == self.model.locks[Tier.HOST][prefix]
+            assert (node.hit_count, node.priority) == (self.model.hits[prefix], self.model.priority[prefix])
+            assert node.last_access_time == self.model.accessed[prefix]
+
+    def pins_hold_what_the_device_has(self) -> None:
+        pins = self.cache.pins
+        held = Counter({pin: len(self.model.held(pin).tokens) for pin in self.model.pins})
+        for (owner, prompt), tokens in held.items():
+            status = pins.status(prompt.key(), owner)
+            assert status is not None
+            assert (status.held_tokens, status.missing_tokens) == (tokens, len(prompt.tokens) - tokens)
+        assert len(pins) == len(held)
+        assert self.cache.pinned_pages == len(self.model.pinned())
+        assert pins.charged_pages == self.model.pinned_units()
+        self.note("a pin grew", any(0 < self.pinned_before[pin] < held[pin] for pin in held))
+        self.note("a pin that held nothing came to hold something", self.awoken(held))
+        self.pinned_before = held
+
+    def awoken(self, held: Counter[PinName]) -> bool:
+        """Whether a pin of something missing now holds it."""
+        before = self.pinned_before
+        return any(pin in before and not before[pin] and tokens for pin, tokens in held.items())
+
+    def events_tell_the_blocks_of_each_tier(self) -> None:
+        followed = self.follower.follow()
+        for tier in Tier:
+            blocks = self.model.blocks(tier, self.block_size)
+            assert self.listener.blocks[tier] == blocks
+            assert self.cache.blocks(tier) == blocks.keys()
+            assert followed is None or followed[tier] == blocks.keys()
+
+    def nodes_have_the_fingerprints_of_the_blocks_that_end_in_them(self) -> None:
+        for node, prefixes in nodes_of(self.cache):
+            (space, tokens), size = prefixes[-1], self.block_size
+            ends = range(size, len(tokens) + 1, size)
+            assert node.hash_value == tuple(
+                fingerprint(space, tokens[:end], size) for end in ends if end > node.start
+            )
+
+    # Helpers.
+
+    def pool_of(self, tier: Tier) -> RememberingPool:
+        """The pages of one tier."""
+        return self.pool if tier is Tier.DEVICE else self.host_pool
+
+    def only_on_host(self) -> list[Prefix]:
+        """What a restore could bring back."""
+        device = self.model.on[Tier.DEVICE]
+        return [prefix for prefix in self.model.on[Tier.HOST] if prefix not in device]
+
+    def restoring(self) -> list[Job]:
+        """Restores in flight."""
+        return [job for job in self.jobs if job.copy.source is Tier.HOST]
+
+    def all_prompts(self) -> list[Prompt]:
+        return all_prompts(self.unit, self.max_units, self.block_size)
+
+    def wish(self, prompt: Prompt) -> Prompt:
+        """What a pin of this prompt keeps: whole pages, and no boundary without a tail."""
+        prompt = self.whole_units(prompt)
+        return prompt_of(prompt.prefix(len(prompt.tokens)))
+
+    def checked_pin(self, pin: PinName, ttl: float | None) -> None:
+        """Pin, in the model too, or be refused."""
+        owner, prompt = pin
+        self.model.expire(self.now)
+        if pin not in self.model.pins and not self.fits_budget(pin):
+            with pytest.raises(BudgetError):
+                self.cache.pins.add(prompt.key(), owner, self.now, ttl)
+            self.note("a pin beyond the budget")
+            return
+        self.cache.pins.add(prompt.key(), owner, self.now, ttl)
+        self.model.pin(pin, math.inf if ttl is None else self.now + ttl)
+
+    def checked_unpin(self, pin: PinName) -> None:
+        """Unpin, in the model too, or be refused."""
+        owner, prompt = pin
+        self.model.expire(self.now)
+        if pin in self.model.pins:
+            self.cache.pins.remove(prompt.key(), owner, self.now)
+            self.model.unpin(pin)
+            return
+        others = any(pinned == prompt for _, pinned in self.model.pins)
+        with pytest.raises(AccessDeniedError if others else NotFoundError):
+            self.cache.pins.remove(prompt.key(), owner, self.now)
+        self.note("another's pin was not removed", others)
+
+    def fits_budget(self, pin: PinName) -> bool:
+        """Whether one more pin is within what its owner and all may have."""
+        owner, prompt = pin
+        pages, budget = len(prompt.tokens) // self.unit, self.budget
+        assert budget.pages_per_owner is not None
+        assert budget.pages_in_all is not None
+        return (
+            self.model.pinned_units(owner) + pages <= budget.pages_per_owner
+            and self.model.pinned_units() + pages <= budget.pages_in_all
+            and sum(who == owner for who, _ in self.model.pins) < budget.pins_per_owner
+            and len(self.model.pins) < budget.pins_in_all
+        )
+
+    def ask_match(self, prompt: Prompt) -> MatchResult:
+        host_hit = self.model.anywhere(prompt) - self.model.on_device(prompt)
+        result = self.cache.match_prefix(prompt.key(), self.now, self.priority)
+        assert result.host_hit_length == host_hit
+        self.model.expire(self.now)
+        self.model.match(prompt, self.now, self.priority)
+        return result
+
+    def ask_insert(self, prompt: Prompt, pages: list[int]) -> InsertResult:
+        return self.cache.insert(prompt.key(), as_pages(pages), self.now, priority=self.priority)
+
+    def note_insert(self, prompt: Prompt) -> None:
+        self.model.expire(self.now)
+        found = self.model.anywhere(prompt) > self.model.on_device(prompt)
+        self.note("insert over what only the host has", found)
+        self.model.insert(prompt, self.now, self.priority)
+
+    def put_away(self, request: Request) -> None:
+        """What a request has to leave behind is backed up, so that it finds it again on one tier or the other."""
+        self.make_way()
+        lock, node = request.lock, request.lock.receipt.node
+        if lock.epoch == self.model.epoch and node is not None:
+            self.begin_offload(lock.prompt, node)
+
+    def resume(self, prompt: Prompt) -> None:
+        if self.begin_restore(prompt, then=prompt):
+            self.note("came back to KV on the host")
+        else:
+            self.start(prompt)
+
+    def begin_offload(self, prompt: Prompt, node: TreeNode) -> None:
+        """Have what the host lacks of a prompt, which ends at this node, copied there."""
+        self.begin_copy(Tier.DEVICE, prompt, lambda: self.cache.transfers.begin_offload(node))
+
+    def begin_restore(self, prompt: Prompt, then: Prompt | None = None) -> bool:
+        """Match, and have what only the host holds brought back; False when there is nothing, or no room for it."""
+        self.make_way()
+        result = self.checked_match(prompt)
+        found = prompt.upto(result.matched_tokens + result.host_hit_length)
+        return self.begin_copy(Tier.HOST, found, lambda: self.cache.transfers.begin_restore(result), then)
+
+    def make_way(self) -> None:
+        """A worker's queue is bounded: the oldest copy arrives before too many are on their way."""
+        if len(self.jobs) >= MAX_JOBS:
+            self.end_job(self.jobs.pop(0), arrived=True)
+
+    def begin_copy(
+        self,
+        source: Tier,
+        prompt: Prompt,
+        begin: Callable[[], Offload | Restore | None],
+        then: Prompt | None = None,
+    ) -> bool:
+        """Begin a copy in the model and the cache; False when there is nothing to copy, or no room for it."""
+        target, wanted = other_tier(source), self.model.to_copy(source, prompt)
+        if not wanted or (source is Tier.DEVICE and self.is_being_offloaded(wanted[-1])):
+            assert begin() is None
+            return False
+        copy = self.model.begin_copy(source, prompt)
+        missing = len(wanted) - self.pool_of(target).free_pages
+        if missing > len(self.model.line(target)):
+            assert begin() is None
+            self.note(f"no room on the {target.name} for a copy")
+            self.model.refuse_copy(copy)
+            return False
+        self.evict_in_model(target, missing)
+        job = begin()
+        assert job is not None
+        self.jobs.append(Job(copy, job, then))
+        self.take_pages(self.jobs[-1])
+        return True
+
+    def is_being_offloaded(self, prefix: Prefix) -> bool:
+        """Whether a copy of the path to exactly here is on its way to the host."""
+        jobs = [job for job in self.jobs if job.copy.source is Tier.DEVICE]
+        return any(job.ends_at(prefix, self.model.epoch) for job in jobs)
+
+    def take_pages(self, job: Job) -> None:
+        """The source holds what is to be copied; the destination is nobody else's."""
+        source, target = job.copy.source, other_tier(job.copy.source)
+        assert self.contents(source, job) == job.copy.copied
+        assert self.contents(target, job) == [None] * len(job.copy.copied)
+        self.pool_of(target).contents.update(dict.fromkeys(job.pages(target), in_flight(job)))
+
+    def contents(self, tier: Tier, job: Job) -> list[Prefix | None]:
+        """What a copy's pages on one tier hold."""
+        return [self.pool_of(tier).contents.get(page) for page in job.pages(tier)]
+
+    def end_job(self, job: Job, *, arrived: bool) -> None:
+        """Acknowledge a copy, or give it up; both its ends are as they were when it began."""
+        source, target = job.copy.source, other_tier(job.copy.source)
+        assert self.contents(source, job) == job.copy.copied
+        assert self.contents(target, job) == [in_flight(job)] * len(job.copy.copied)
+        if arrived:
+            self.pool_of(target).contents.update(zip(job.pages(target), job.copy.copied, strict=True))
+        self.tell_end(job.job, arrived=arrived)
+        self.ended.append(job.job)
+        self.note_end(job, arrived, self.model.end_copy(job.copy, arrived=arrived))
+        if job.then is not None:
+            self.start(job.then)
+
+    def note_end(self, job: Job, arrived: bool, already: list[Prefix]) -> None:
+        """Count how copies end."""
+        what = f"{job.copy.source.name} copy {'arrived' if arrived else 'failed'}"
+        self.note(what + " after a flush" * (job.copy.epoch != self.model.epoch))
+        self.note(f"{what} and met what it brought", bool(already))
+        self.note(f"{what} and met a part of what it brought", 0 < len(already) < len(job.copy.copied))
+
+    def tell_end(self, job: Offload | Restore, *, arrived: bool) -> None:
+        """Call what ends this copy."""
+        transfers = self.cache.transfers
+        if isinstance(job, Offload):
+            (transfers.finish_offload if arrived else transfers.abort_offload)(job)
+        else:
+            (transfers.finish_restore if arrived else transfers.fail_restore)(job)
+
+    def evict_in_cache(self, tier: Tier, pages: int) -> int:
+        return self.cache.evict(pages) if tier is Tier.DEVICE else self.cache.evict_host(pages)
+
+    def evict_in_model(self, tier: Tier, units: int) -> list[Prefix]:
+        """Evict from the model. Where only the end goes of a node that both tiers have, what stays is used on the other."""
+        places = read_tree(self.cache)
+        gone = self.model.evict(tier, units)
+        if not gone:
+            return gone
+        other = other_tier(tier)
+        self.note(f"{tier.name} eviction that left a copy", not self.model.on[other].keys().isdisjoint(gone))
+        if places[gone[-1]].nth:  # else the whole node has gone
+            self.note(f"a long leaf trimmed on the {tier.name}")
+            if gone[-1] in self.model.on[other]:
+                prompt = prompt_of(gone[-1])
+                self.model.use(prompt.upto(len(prompt.tokens) - self.unit).prefixes(self.unit), [other])
+        return gone
+
+    def empty(self) -> None:
+        while self.jobs:
+            self.end_job(self.jobs.pop(), arrived=True)
+        for owner, prompt in list(self.model.pins):
+            self.cache.pins.remove(prompt.key(), owner, 0)
+            self.model.unpin((owner, prompt))
+        super().empty()
+        self.checked_evict(Tier.HOST, self.host_total)
+        assert self.host_pool.free_pages == self.host_total
+
+
+def in_flight(job: Job) -> Prefix:
+    """What a page holds that a copy is being written to."""
+    return (b"in flight", b"", id(job.copy)), ()
+
+
+@functools.cache
+def all_prompts(unit: int, max_units: int, block_size: int) -> list[Prompt]:
+    """All token sequences, in one of two namespaces, in public, or behind a public prefix."""
+    return [prompt for tokens in all_tokens(unit, max_units) for prompt in ways_of(tokens, unit, block_size)]
+
+
+def ways_of(tokens: Tokens, unit: int, block_size: int) -> list[Prompt]:
+    """Where these tokens may be. A tail may belong to a longer prompt, of which no more has been computed yet."""
+    ways = [Prompt(where, tokens) for where in (NS_A, NS_A, NS_B, NS_PUBLIC)]
+    step = math.lcm(unit, block_size)
+    for boundary in (step, 2 * step):
+        public = (tokens + (0,) * boundary)[:boundary]
+        name = fingerprint((NS_PUBLIC, b"", 0), public, block_size)
+        ways += [Prompt(NS_PUBLIC, tokens, boundary, tail_namespace(who, name)) for who in (NS_A, NS_B)]
+    return ways
