@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOS := $(wildcard proto/prefixmesh/v1/*.proto)
 
-.PHONY: setup demo test test-fast test-deep check format proto wheel clean
+.PHONY: setup demo test test-fast test-deep mutants check format proto wheel clean
 
 setup: $(STAMP)
 
@@ -25,6 +25,10 @@ test-fast: $(STAMP)
 
 test-deep: $(STAMP)
 	@$(BIN)/python -m pytest -m "deep" --timeout 3600 $(ARGS)
+
+# Takes the guards of the prefix cache out one by one, and sees the tests fail for each.
+mutants: $(STAMP)
+	@$(BIN)/python scripts/mutants.py $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -141,3 +141,20 @@ def test_repr_is_a_summary() -> None:
     allocator = PageAllocator(4)
     allocator.allocate(1)
     assert repr(allocator) == "PageAllocator(free=3/4)"
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [[1, 2, 3, 0, 4], [0, 1, 2, 3], [1, 2, 3, 1, 4], [1, 2, 3, 3], [1, 2, 3, 4, -1], [1, 2, 3, 10]],
+    ids=["one_free", "the_first_free", "twice_apart", "twice", "negative_of_an_owned_page", "too_large"],
+)
+def test_refuses_many_pages_of_which_one_is_not_out_and_frees_none_of_them(pages: list[int]) -> None:
+    """As with a few, which come back one by one."""
+    allocator = PageAllocator(10)
+    take(allocator, 10)
+    allocator.free(as_pages([0]))
+    with pytest.raises(InternalError):
+        allocator.free(as_pages(pages))
+    allocator.check_invariants({"test": as_pages(list(range(1, 10)))})
+    allocator.free(as_pages(list(range(1, 10))))
+    allocator.check_invariants({})
