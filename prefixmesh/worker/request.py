@@ -82,6 +82,9 @@ class Request:
     pages: int = 0
     shared_pages: int = 0
     receipt: LockReceipt | None = None
+    admitted_after_flushes: int = 0
+    """How many flushes the cache had had at its last admission: after another one, its KV may be of forgotten weights."""
+
     matched_tokens: int = 0
     """Tokens found in the cache at the last admission."""
 
