@@ -4,9 +4,10 @@
 router and worker share them. Every limit is a named constant with its reason.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from prefixmesh.errors import InvalidRequestError
 
@@ -29,6 +30,13 @@ MAX_LOGIT_BIAS: Final = 1024
 MAX_LOGPROBS: Final = 20
 """Each likely token that is told costs 8 bytes a token of the answer."""
 
+MAX_SCHEMA_BYTES: Final = 32 * 1024
+"""A large hand-written schema has some thousands; a grammar takes time and memory in its length."""
+
+MAX_SCHEMA_DEPTH: Final = 64
+"""Readers of JSON and compilers of grammars recurse."""
+
+MAX_REGEX_BYTES: Final = 4096
 MAX_REPETITION_PENALTY: Final = 10.0
 """Useful values are below 2; what lies far beyond flattens the distribution into noise."""
 
@@ -89,6 +97,12 @@ class SamplingParams:
     logprobs: int | None = None
     """Tell each token's log-probability by the model alone, and so many of the likeliest at its place, 0 to 20."""
 
+    json_schema: str | None = None
+    """The answer is JSON that this schema, given as JSON text, allows."""
+
+    regex: str | None = None
+    """The whole answer matches this regular expression (no look-around, no back references)."""
+
     def __post_init__(self) -> None:
         _in_range("sampling.temperature", self.temperature, 0.0, 100.0)
         _in_range("sampling.top_p", self.top_p, 0.0, 1.0, above_low=True)
@@ -107,6 +121,18 @@ class SamplingParams:
         for token_id in self.stop_token_ids:
             _in_range("sampling.stop_token_ids", token_id, 0, 2**31 - 1)
         self._check_logit_rules()
+        self._check_grammar()
+
+    def _check_grammar(self) -> None:
+        if self.json_schema is not None:
+            if self.regex is not None:
+                raise InvalidRequestError("sampling.regex", "cannot be given together with json_schema")
+            _at_most("sampling.json_schema", _utf8_size(self.json_schema), MAX_SCHEMA_BYTES, "bytes")
+            _check_json_schema(self.json_schema)
+        if self.regex is not None:
+            if not self.regex:
+                raise InvalidRequestError("sampling.regex", "must not be empty")
+            _at_most("sampling.regex", _utf8_size(self.regex), MAX_REGEX_BYTES, "bytes")
 
     def _check_logit_rules(self) -> None:
         repetition = self.repetition_penalty
@@ -216,6 +242,29 @@ def _utf8_size(text: str) -> int:
 def _at_most(name: str, value: int, limit: int, unit: str) -> None:
     if value > limit:
         raise InvalidRequestError(name, f"at most {limit} {unit} allowed, got {value}")
+
+
+def _check_json_schema(text: str) -> None:
+    field_name, too_deep = "sampling.json_schema", f"at most {MAX_SCHEMA_DEPTH} levels allowed"
+    try:
+        schema = json.loads(text)
+    except RecursionError as error:
+        raise InvalidRequestError(field_name, too_deep) from error
+    except ValueError as error:
+        raise InvalidRequestError(field_name, f"must be JSON: {error}") from error
+    if not isinstance(schema, dict | bool):
+        raise InvalidRequestError(field_name, "must be a JSON object, or true or false")
+    level: list[Any] = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH + 1):
+        level = [inner for outer in level for inner in _inside(outer)]
+    if level:
+        raise InvalidRequestError(field_name, too_deep)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def check_min_tokens(min_tokens: int, max_tokens: int) -> None:

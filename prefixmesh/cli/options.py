@@ -1,6 +1,7 @@
 """Options that several commands share: where the fleet is, who is calling, how to answer."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -113,6 +114,13 @@ _ANSWER: Final = (
         metavar="ID=BIAS",
         help="Add to a token's logit, -100 to 100; may be repeated.",
     ),
+    click.option(
+        "--json-schema",
+        metavar="SCHEMA",
+        help="The answer is JSON that this schema allows: JSON text, or @FILE.",
+        callback=lambda _ctx, _param, value: _read_schema(value),
+    ),
+    click.option("--regex", help="The whole answer matches this regular expression."),
 )
 _SAMPLING_NAMES: Final = (
     "model",
@@ -131,6 +139,8 @@ _SAMPLING_NAMES: Final = (
     "repetition_penalty",
     "frequency_penalty",
     "presence_penalty",
+    "json_schema",
+    "regex",
     "logprobs",
     "resumed_output",
 )
@@ -161,6 +171,15 @@ def generate_options(values: Mapping[str, Any]) -> "GenerateOptions":
     given["logit_bias"] = dict(values["logit_bias"])
     options: GenerateOptions = given
     return options
+
+
+def _read_schema(value: str | None) -> str | None:
+    if value is None or not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"cannot read {value[1:]}: {error}", param_hint="--json-schema") from error
 
 
 def _decorate(command: _Command, options: tuple[Callable[[_Command], _Command], ...]) -> _Command:

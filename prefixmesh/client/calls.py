@@ -6,7 +6,7 @@ Everything a caller passes is checked here, before anything is sent.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, TypedDict
+from typing import Any, Final, TypedDict
 
 from prefixmesh.client.answer import unpack_ids
 from prefixmesh.client.checks import (
@@ -16,6 +16,7 @@ from prefixmesh.client.checks import (
     check_integer,
     check_prompt,
     check_real,
+    check_schema,
     check_text,
 )
 from prefixmesh.errors import InvalidRequestError
@@ -77,6 +78,12 @@ class GenerateOptions(TypedDict, total=False):
     logprobs: int | None
     """Tell each token's log-probability by the model alone, and so many of the likeliest at its place, 0 to 20."""
 
+    json_schema: str | Mapping[str, Any] | None
+    """The answer is JSON that this schema allows. As JSON text, or as what that text means."""
+
+    regex: str | None
+    """The whole answer matches this regular expression (no look-around, no back references)."""
+
     resumed_output: Sequence[int]
     """Ids that were generated already: the answer goes on after them, and holds only what is new."""
 
@@ -123,6 +130,8 @@ def build_generate(
     logit_bias: Mapping[int, float] = _NO_BIAS,
     min_tokens: int = _DEFAULTS.min_tokens,
     logprobs: int | None = None,
+    json_schema: str | Mapping[str, Any] | None = None,
+    regex: str | None = None,
     resumed_output: Sequence[int] = (),
     model: str = "",
     adapter: str = "",
@@ -148,6 +157,8 @@ def build_generate(
             presence_penalty=check_real("sampling.presence_penalty", presence_penalty),
             logit_bias=check_bias("sampling.logit_bias", logit_bias),
             min_tokens=check_integer("sampling.min_tokens", min_tokens),
+            json_schema=None if json_schema is None else check_schema("sampling.json_schema", json_schema),
+            regex=None if regex is None else check_text("sampling.regex", regex),
             logprobs=None if logprobs is None else check_integer("sampling.logprobs", logprobs),
         ),
         model=check_text("model", model),

@@ -4,6 +4,7 @@ What the protobuf runtime would refuse with an error of its own (a number out of
 is refused here as InvalidRequestError, with the field's name.
 """
 
+import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, SupportsFloat, SupportsIndex, TypeAlias, cast
@@ -78,6 +79,16 @@ def check_bias(field: str, value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise InvalidRequestError(field, f"must map token ids to numbers, got {type(value).__name__}")
     return {check_integer(field, token_id): check_real(field, bias) for token_id, bias in value.items()}
+
+
+def check_schema(field: str, value: object) -> str:
+    """A JSON Schema as text, or as what that text means."""
+    if not isinstance(value, Mapping):
+        return check_text(field, value)
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(field, f"cannot be written as JSON: {error}") from error
 
 
 def check_ids(field: str, items: Iterable[object]) -> bytes:

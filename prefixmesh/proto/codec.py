@@ -79,6 +79,8 @@ def _encode_generate(request: GenerateRequest) -> pb.GenerateRequest:
             logit_bias=sampling.logit_bias,
             min_tokens=sampling.min_tokens,
             logprobs=sampling.logprobs,
+            json_schema=sampling.json_schema,
+            regex=sampling.regex,
         ),
     )
     match request.prompt:
@@ -162,4 +164,6 @@ def _decode_sampling(message: pb.Sampling) -> SamplingParams:
         logit_bias=dict(message.logit_bias),
         min_tokens=message.min_tokens,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        json_schema=message.json_schema if message.HasField("json_schema") else None,
+        regex=message.regex if message.HasField("regex") else None,
     )

@@ -87,6 +87,10 @@ class Tokenizer:
         self.max_bytes_per_token: int | None = _max_bytes_per_token(backend, table.pieces)
         """No text of n tokens is longer than n times this; None when the model's normaliser can shorten text without bound."""
 
+    def to_json(self) -> str:
+        """The whole tokenizer as the text of a ``tokenizer.json``; also one that was read from elsewhere."""
+        return self._backend.to_str()
+
     def encode(self, text: str, *, allow_special: bool, add_bos: bool) -> list[int]:
         """Tokens of a text; O(length).
 

@@ -8,20 +8,36 @@ after which no count can be trusted: it ends the engine, and every stream learns
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
-from prefixmesh.errors import InternalError
+from prefixmesh.errors import InternalError, InvalidRequestError
+from prefixmesh.worker.answer_grammar import AnswerGrammar
 from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.engine_rates import EngineRates
+from prefixmesh.worker.grammar_queue import Compiled, GrammarQueue
 from prefixmesh.worker.logit_rules import RuledRow, apply_rules
 from prefixmesh.worker.logprobs import model_logprobs, read_logprobs
-from prefixmesh.worker.messages import Abort, EngineInfo, Event, Flush, GetStats, Stats, Submit
+from prefixmesh.worker.messages import (
+    Abort,
+    Ended,
+    EngineInfo,
+    Event,
+    Flush,
+    GetStats,
+    Refused,
+    Stats,
+    Submit,
+)
 from prefixmesh.worker.sampling import sample
-from prefixmesh.worker.scheduler import NO_LOGPROBS, Scheduler, Step
+from prefixmesh.worker.scheduler import IN_USE, NO_LOGPROBS, Scheduler, Step
 
 logger = logging.getLogger(__name__)
+
+
+GRAMMAR_WAIT_S: Final = 0.005
+"""With nothing else to do, a step waits so long for a grammar: commands that come meanwhile wait as long."""
 
 
 class Runner(Protocol):
@@ -42,6 +58,7 @@ class EngineCore:
         scheduler: Scheduler,
         runner: Runner,
         rates: EngineRates | None = None,
+        compile_grammar: Callable[[Submit], AnswerGrammar] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
@@ -49,12 +66,13 @@ class EngineCore:
         self._runner = runner
         self._rates = rates or EngineRates()
         self._clock = clock
+        self._grammars = GrammarQueue(compile_grammar or _no_grammars)
         self._steps = 0
 
     @property
     def has_work(self) -> bool:
         """Whether any request is waiting or running."""
-        return self._scheduler.has_work
+        return self._scheduler.has_work or len(self._grammars) > 0
 
     def handle(self, command: Submit | Abort | GetStats | Flush, now: float) -> list[Event]:
         """Take one command as it came from a front."""
@@ -70,12 +88,19 @@ class EngineCore:
                 return [self.stats()]
 
     def submit(self, command: Submit, now: float) -> list[Event]:
-        """Queue a request; the events say at once when it is refused."""
+        """Queue a request; the events say at once when it is refused. One with a grammar waits beside the queue until that is compiled."""
+        if command.request_id in self._grammars:
+            return [Refused(request_id=command.request_id, field="request_id", problem=IN_USE)]
+        if command.sampling.has_grammar:
+            self._grammars.begin(command, now)
+            return []
         self._scheduler.submit(command, now)
         return self._scheduler.take_events()
 
     def abort(self, request_id: str, now: float) -> list[Event]:
         """End a request in whatever state it is; unknown ids are ignored."""
+        if self._grammars.forget(request_id):
+            return [_never_began(request_id)]
         self._scheduler.abort(request_id, now)
         return self._scheduler.take_events()
 
@@ -85,18 +110,19 @@ class EngineCore:
 
     def step(self, now: float) -> list[Event]:
         """Compute one step, if there is anything to compute, and return what happened."""
+        refused = self._submit_compiled() if len(self._grammars) else []
         step = self._scheduler.next_step(now)
         if step is not None:
             self._steps += 1
             self._compute(step)
-        return self._scheduler.take_events()
+        return refused + self._scheduler.take_events()
 
     def stats(self) -> Stats:
         """The engine's state now. O(1)."""
         scheduler, kv = self._scheduler, self._scheduler.kv
         return Stats(
             running=len(scheduler.running),
-            queued=scheduler.queued,
+            queued=scheduler.queued + len(self._grammars),
             total_pages=kv.total_pages,
             free_pages=kv.free_pages,
             evictable_pages=kv.evictable_pages,
@@ -112,6 +138,15 @@ class EngineCore:
         """The scheduler's and the cache's; O(pool)."""
         self._scheduler.check_invariants()
 
+    def _submit_compiled(self) -> list[Event]:
+        refused: list[Event] = []
+        for ready in self._grammars.take_ready(0.0 if self._scheduler.has_work else GRAMMAR_WAIT_S):
+            if isinstance(ready, Compiled):
+                self._scheduler.submit(ready.command, ready.arrived_at, ready.grammar)
+            else:
+                refused.append(ready)
+        return refused
+
     def _compute(self, step: Step) -> None:
         started = self._clock()
         try:
@@ -122,7 +157,7 @@ class EngineCore:
                 if request.sampling.logprobs is not None
             }
             table = model_logprobs(logits, wanted) if wanted else None
-            _apply_rules(logits, step)
+            broken = _apply_rules(logits, step)
             sampled = sample(
                 logits,
                 [request.sampling for request in step.sampled],
@@ -130,7 +165,7 @@ class EngineCore:
             )
             ended = self._clock()
             logprobs = NO_LOGPROBS if table is None else read_logprobs(table, wanted, sampled.token_ids)
-            self._scheduler.complete(step, sampled.token_ids, ended, sampled.failures, logprobs)
+            self._scheduler.complete(step, sampled.token_ids, ended, sampled.failures | broken, logprobs)
         except Exception as error:  # a step's error is the step's: whatever it was, others must go on
             logger.exception("engine.step_failed requests=%d", len(step.parts))
             shown = str(error) if isinstance(error, InternalError) else type(error).__name__
@@ -141,12 +176,27 @@ class EngineCore:
         )
 
 
-def _apply_rules(logits: torch.Tensor, step: Step) -> None:
-    """Change the logits of the requests that ask for it, in place."""
+def _apply_rules(logits: torch.Tensor, step: Step) -> dict[int, str]:
+    """Change the logits of the requests that ask for it, in place; by row, what went wrong."""
     ruled = [
-        RuledRow(row, request.sampling, request.ids[: request.length], request.prompt_tokens)
+        RuledRow(row, request.sampling, request.ids[: request.length], request.prompt_tokens, request.grammar)
         for row, request in enumerate(step.sampled)
         if request.changes_logits
     ]
-    if ruled:
-        apply_rules(logits, ruled)
+    return apply_rules(logits, ruled) if ruled else {}
+
+
+def _never_began(request_id: str) -> Ended:
+    return Ended(
+        request_id=request_id,
+        reason="aborted",
+        completion_tokens=0,
+        prefill_ms=0.0,
+        first_token_ms=0.0,
+        decode_ms=0.0,
+    )
+
+
+def _no_grammars(command: Submit) -> AnswerGrammar:
+    field = "sampling.json_schema" if command.sampling.json_schema else "sampling.regex"
+    raise InvalidRequestError(field, "this engine knows no grammars")

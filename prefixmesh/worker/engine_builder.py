@@ -8,8 +8,10 @@ from prefixmesh.cache.radix_cache import RadixOptions
 from prefixmesh.config import EngineConfig
 from prefixmesh.model_files.revision import model_revision
 from prefixmesh.model_files.source import resolve_model
+from prefixmesh.text.tokenizer import load_tokenizer
 from prefixmesh.worker.engine import EngineCore
 from prefixmesh.worker.engine_rates import EngineRates
+from prefixmesh.worker.grammar import GrammarCompiler
 from prefixmesh.worker.messages import EngineInfo
 from prefixmesh.worker.model.open_model import open_model
 from prefixmesh.worker.scheduler import Scheduler, SchedulerConfig
@@ -56,4 +58,10 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None] | None = 
     rates = EngineRates(
         prefill_tokens_per_s=opened.rates.prefill_tokens_per_s, decode_step_ms=opened.rates.decode_step_ms
     )
-    return EngineCore(info=info, scheduler=scheduler, runner=opened.runner, rates=rates)
+    return EngineCore(
+        info=info,
+        scheduler=scheduler,
+        runner=opened.runner,
+        rates=rates,
+        compile_grammar=GrammarCompiler(lambda: load_tokenizer(files), opened.config.vocab_size).compile,
+    )

@@ -6,7 +6,8 @@ so a preempted or resumed request is treated as if nothing had happened, and row
 1. the repetition penalty, over prompt and answer (as Hugging Face does): positive logits are divided, negative multiplied;
 2. frequency and presence penalties, over the answer alone (as OpenAI and vLLM do); ``resumed_output`` is answer;
 3. ``logit_bias``, which so always shifts by what it says;
-4. ``min_tokens``: ids that would end the answer are minus infinity.
+4. ``min_tokens``: ids that would end the answer are minus infinity;
+5. the grammar: so is what it does not allow. Where it allows nothing but the end, the answer ends, whatever ``min_tokens`` says.
 """
 
 import math
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from prefixmesh.worker.answer_grammar import AnswerGrammar
 from prefixmesh.worker.batch_plan import IntArray
 from prefixmesh.worker.messages import EngineSampling
 
@@ -30,6 +32,12 @@ class RuledRow(NamedTuple):
     """Prompt and answer so far."""
 
     prompt_tokens: int
+    grammar: AnswerGrammar | None = None
+
+    @property
+    def may_not_stop(self) -> bool:
+        """Whether ids that end the answer may not come yet."""
+        return len(self.ids) - self.prompt_tokens < self.sampling.min_tokens
 
     @property
     def answer(self) -> IntArray:
@@ -38,14 +46,18 @@ class RuledRow(NamedTuple):
 
 
 @torch.inference_mode()
-def apply_rules(logits: torch.Tensor, rows: Sequence[RuledRow]) -> None:
-    """Change ``logits`` [R, vocab] in place. O(tokens of the rows), and O(vocab) for each row with a frequency penalty."""
+def apply_rules(logits: torch.Tensor, rows: Sequence[RuledRow]) -> dict[int, str]:
+    """Change ``logits`` [R, vocab] in place; by row, what went wrong with its grammar.
+
+    O(tokens of the rows), and O(vocab) for each row with a grammar or a penalty over the answer.
+    """
     _penalise_repetition(logits, [row for row in rows if row.sampling.repetition_penalty != 1.0])
     _penalise_answer(
         logits, [row for row in rows if row.sampling.frequency_penalty or row.sampling.presence_penalty]
     )
     _add_bias(logits, [row for row in rows if row.sampling.bias_ids])
-    _forbid_stops(logits, [row for row in rows if len(row.answer) < row.sampling.min_tokens])
+    _forbid_stops(logits, [row for row in rows if row.may_not_stop and row.grammar is None])
+    return _follow_grammars(logits, [row for row in rows if row.grammar is not None])
 
 
 class _Places:
@@ -103,6 +115,35 @@ def _forbid_stops(logits: torch.Tensor, rows: Sequence[RuledRow]) -> None:
     stops = [np.array(row.sampling.stop_token_ids, dtype=np.int64) for row in rows]
     places = _Places(rows, [some[some < logits.shape[1]] for some in stops], logits.device)
     logits[places.rows, places.ids] = -math.inf
+
+
+def _follow_grammars(logits: torch.Tensor, rows: Sequence[RuledRow]) -> dict[int, str]:
+    if not rows:
+        return {}
+    failures = {}
+    allowed = np.zeros((len(rows), logits.shape[1]), dtype=np.bool_)
+    for place, row in enumerate(rows):
+        assert row.grammar is not None
+        mask = np.zeros(row.grammar.mask_words, dtype=np.int32)
+        row.grammar.fill(mask)
+        if row.grammar.error:
+            failures[row.row] = f"the grammar cannot go on: {row.grammar.error}"
+        bits = np.unpackbits(mask.astype("<i4", copy=False).view(np.uint8), bitorder="little")
+        allowed[place, : len(bits)] = bits[: logits.shape[1]]
+        if row.may_not_stop:
+            _clear_stops(allowed[place], row.sampling.stop_token_ids)
+    places = torch.tensor([row.row for row in rows], device=logits.device)
+    forbidden = torch.from_numpy(~allowed).to(logits.device)
+    logits[places] = logits[places].masked_fill_(forbidden, -math.inf)
+    return failures
+
+
+def _clear_stops(allowed: npt.NDArray[np.bool_], stop_token_ids: Sequence[int]) -> None:
+    """Take the stops out of what is allowed, unless nothing else is."""
+    stops = np.array(stop_token_ids, dtype=np.int64)
+    stops = stops[stops < len(allowed)]
+    if np.count_nonzero(allowed) > np.count_nonzero(allowed[np.unique(stops)]):
+        allowed[stops] = False
 
 
 def _floats(values: Iterable[float]) -> npt.NDArray[np.float32]:

@@ -62,6 +62,15 @@ class EngineSampling(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     """Tell each token's log-probability, and so many of the likeliest; None tells nothing."""
 
+    json_schema: str = ""
+    regex: str = ""
+    """What the answer must be; at most one of the two, empty is none."""
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether the answer must follow a grammar."""
+        return bool(self.json_schema or self.regex)
+
     @property
     def changes_logits(self) -> bool:
         """Whether any rule of ``logit_rules`` applies; a request without one costs nothing there."""
@@ -71,6 +80,7 @@ class EngineSampling(msgspec.Struct, frozen=True, kw_only=True):
             or self.frequency_penalty
             or self.presence_penalty
             or self.bias_ids
+            or self.has_grammar
         )
 
 

@@ -29,6 +29,7 @@ from prefixmesh import tokens
 from prefixmesh.cache.base import LockReceipt, PageIndices, RadixKey
 from prefixmesh.cache.ledger import CacheLedger, CacheQuery
 from prefixmesh.ids import Namespace
+from prefixmesh.worker.answer_grammar import AnswerGrammar
 from prefixmesh.worker.batch_plan import IntArray
 from prefixmesh.worker.messages import Ended, EndReason, EngineSampling, Submit
 
@@ -73,6 +74,9 @@ class Request:
     is_over: bool
     """Whether what it brought along as generated has ended the answer already."""
 
+    grammar: AnswerGrammar | None
+    """What the answer must follow; it has taken the tokens of the answer so far."""
+
     arrived_at: float
     phase: Phase = Phase.WAITING
     computed: int = 0
@@ -98,7 +102,15 @@ class Request:
     last_token_at: float | None = None
 
     @classmethod
-    def from_submit(cls, command: Submit, *, page_size: int, ledger: CacheLedger, now: float) -> "Request":
+    def from_submit(
+        cls,
+        command: Submit,
+        *,
+        page_size: int,
+        ledger: CacheLedger,
+        now: float,
+        grammar: AnswerGrammar | None = None,
+    ) -> "Request":
         """A waiting request; resumed, it looks as a preempted one. The arrays are as long as it may become, and untouched memory costs nothing."""
         namespace = Namespace(command.namespace)
         prompt = tokens.unpack(command.tokens)
@@ -121,7 +133,9 @@ class Request:
             prompt_tokens=len(prompt),
             ids=ids,
             length=length,
-            is_over=not stop_ids.isdisjoint(resumed[command.sampling.min_tokens :].tolist()),
+            is_over=not stop_ids.isdisjoint(resumed[command.sampling.min_tokens :].tolist())
+            or (grammar is not None and grammar.is_finished),
+            grammar=grammar,
             arrived_at=now,
             page_table=np.zeros(-(-total // page_size), dtype=np.int32),
         )

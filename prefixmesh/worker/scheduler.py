@@ -22,6 +22,7 @@ from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.config import SchedulePolicy
 from prefixmesh.errors import InvariantError
 from prefixmesh.worker.admission import AdmissionQueue, AdmissionRound, shared_tokens
+from prefixmesh.worker.answer_grammar import AnswerGrammar
 from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.kv_manager import KvManager
 from prefixmesh.worker.messages import Admitted, EndReason, Event, Refused, Submit, TokenLogprobs, TokensOut
@@ -33,6 +34,7 @@ UNCHUNKED_STEP_TOKENS: Final = 8192
 
 NO_ROOM: Final = "the KV pool has no room for this request: what is left of it is kept for others"
 
+IN_USE: Final = "a request with this id is being served"
 NO_LOGPROBS: Final[Mapping[int, TokenLogprobs]] = MappingProxyType({})
 
 _MS_PER_S = 1000.0
@@ -118,7 +120,7 @@ class Scheduler:
         events, self._events = self._events, []
         return events
 
-    def submit(self, command: Submit, now: float) -> None:
+    def submit(self, command: Submit, now: float, grammar: AnswerGrammar | None = None) -> None:
         """Queue a request, or refuse it at once: what can never fit, and one more than the queue holds.
 
         A prompt of exactly ``token_limit`` tokens is served with ``max_tokens`` 0. O(prompt).
@@ -127,7 +129,9 @@ class Scheduler:
         if refusal is not None:
             self._events.append(refusal)
             return
-        request = Request.from_submit(command, page_size=self.kv.page_size, ledger=self.ledger, now=now)
+        request = Request.from_submit(
+            command, page_size=self.kv.page_size, ledger=self.ledger, now=now, grammar=grammar
+        )
         self._requests[request.request_id] = request
         self._queue.add(request)
         self._pages_short = False  # it may need fewer pages than whoever was asked last
@@ -211,7 +215,7 @@ class Scheduler:
         limit, vocab_size = self.token_limit, self._config.vocab_size
         field = problem = ""
         if command.request_id in self._requests:
-            field, problem = "request_id", "a request with this id is being served"
+            field, problem = "request_id", IN_USE
         elif not prompt_tokens:
             field, problem = "prompt", "the prompt must not be empty"
         elif prompt_tokens > limit:
@@ -337,6 +341,15 @@ class Scheduler:
                 logprobs=() if logprobs is None else (logprobs,),
             )
         )
+        grammar = request.grammar
+        if grammar is not None:
+            grammar.accept(token_id)
+            if grammar.error:
+                self._end(request, "failed", now, f"the grammar cannot go on: {grammar.error}")
+                return
+            if grammar.is_finished:
+                self._end(request, "stop", now)
+                return
         if request.length == len(request.ids):
             self._end(request, "length", now)
 

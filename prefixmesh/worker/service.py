@@ -182,7 +182,9 @@ class InferenceService:
         info = self._info
         max_tokens = resolve_max_tokens(prompt_tokens, sampling.max_tokens, info.context_length)
         check_min_tokens(sampling.min_tokens, max_tokens)
-        model_stops = () if sampling.ignore_eos else self._model_stops
+        # A grammar says itself where the answer may end, and has no other way to let it.
+        has_grammar = sampling.json_schema is not None or sampling.regex is not None
+        model_stops = () if sampling.ignore_eos and not has_grammar else self._model_stops
         return EngineSampling(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -193,6 +195,8 @@ class InferenceService:
             stop_token_ids=(*model_stops, *sampling.stop_token_ids),
             min_tokens=sampling.min_tokens,
             logprobs=sampling.logprobs,
+            json_schema=sampling.json_schema or "",
+            regex=sampling.regex or "",
             repetition_penalty=sampling.repetition_penalty,
             frequency_penalty=sampling.frequency_penalty,
             presence_penalty=sampling.presence_penalty,

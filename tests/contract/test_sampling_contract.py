@@ -28,6 +28,12 @@ RULES: Final[dict[str, dict[str, object]]] = {
     "presence": {"presence_penalty": -1.5},
     "bias": {"bias_ids": (7, 9, 300), "biases": (4.0, -100.0, 5.0)},
     "patient": {"min_tokens": 12, "stop_token_ids": tuple(range(0, VOCAB_SIZE, 4))},
+    "regex": {"regex": "[a-z]{3,9}( [a-z]{2,5})*[.]", "stop_token_ids": (2,), "min_tokens": 8},
+    "json": {
+        "json_schema": '{"type": "array", "items": {"type": "integer"}, "maxItems": 5}',
+        "repetition_penalty": 1.2,
+        "stop_token_ids": (2,),
+    },
     "told": {"temperature": 2.0, "logprobs": 20},
     "all": {
         "logprobs": 3,
@@ -160,7 +166,7 @@ async def test_logprobs_are_the_models_own_whatever_rules_choose(engine: EngineC
     )
 
 
-@pytest.mark.parametrize("name", ["greedy", "hot", "patient", "all"])
+@pytest.mark.parametrize("name", ["greedy", "hot", "patient", "all", "regex", "json"])
 async def test_an_answer_cut_anywhere_and_resumed_is_the_same_answer(engine: EngineClient, name: str) -> None:
     """Cut after every token, and not at all: ids, reason and positions go on as if nothing had happened."""
     rules = RULES[name]

@@ -1,5 +1,7 @@
 """Sampling's rules through the wire, on a worker with a real (tiny) model and the library's own client."""
 
+import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -87,6 +89,38 @@ async def test_a_stream_cut_anywhere_goes_on_where_it_was(worker: Worker, with_s
         assert rest.started.cached_tokens.device <= rest.started.prompt_tokens
 
 
+async def test_an_answer_is_json_that_its_schema_allows(worker: Worker) -> None:
+    """Whatever the seed; also where the model's end is to be ignored, since the grammar knows the end."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 5},
+            "sizes": {"type": "array", "items": {"enum": ["S", "M"]}, "minItems": 1, "maxItems": 3},
+        },
+        "required": ["name", "sizes"],
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_flexible": False},  # noise knows no end of spaces
+    }
+    for seed in range(5):
+        got = await answer(worker, json_schema=schema, temperature=1.0, seed=seed, max_tokens=100)
+        assert got.finished.reason == pb.FINISH_REASON_STOP
+        value = json.loads(got.text)
+        assert list(value) == ["name", "sizes"]
+        assert len(value["name"]) <= 5
+        assert 1 <= len(value["sizes"]) <= 3
+        assert set(value["sizes"]) <= {"S", "M"}
+
+
+async def test_an_answer_matches_its_regular_expression(worker: Worker) -> None:
+    """The whole of it; it ends by itself, and a resumed one goes on in the middle."""
+    pattern = "(yes|no), [0-9]{2,4} times"
+    whole = await answer(worker, regex=pattern, temperature=1.0, seed=1)
+    assert re.fullmatch(pattern, whole.text)
+    assert whole.finished.reason == pb.FINISH_REASON_STOP
+    rest = await answer(worker, regex=pattern, temperature=1.0, seed=1, resumed_output=whole.token_ids[:3])
+    assert rest.token_ids == whole.token_ids[3:]
+
+
 async def test_logprobs_come_with_their_tokens(worker: Worker) -> None:
     """0 tells the chosen tokens' alone; what a stop string cuts off is not told."""
     plain = await answer(worker, logprobs=20)
@@ -106,6 +140,9 @@ async def test_logprobs_come_with_their_tokens(worker: Worker) -> None:
         ({"logit_bias": {VOCAB_SIZE: 1.0}}, "sampling.logit_bias"),
         ({"min_tokens": 5000, "max_tokens": None}, "sampling.min_tokens"),
         ({"resumed_output": [1] * 13}, "resumed_output"),
+        ({"regex": "[a"}, "sampling.regex"),
+        ({"json_schema": {"type": "bogus"}}, "sampling.json_schema"),
+        ({"regex": "[0-9]+", "resumed_output": [250]}, "resumed_output"),
         ({"resumed_output": [VOCAB_SIZE]}, "resumed_output"),
     ],
 )

@@ -64,6 +64,7 @@ def test_options_arrive_as_given() -> None:
             logit_bias={np.int64(9): -100},  # type: ignore[dict-item]
             min_tokens=0,
             logprobs=0,
+            json_schema={"type": "integer"},
             resumed_output=np.array([3, 4]),  # type: ignore[arg-type]
             model="m",
             adapter="a",
@@ -86,6 +87,7 @@ def test_options_arrive_as_given() -> None:
         presence_penalty=-1.0,
         logit_bias={9: -100.0},
         logprobs=0,
+        json_schema='{"type": "integer"}',
     )
     assert (request.model, request.adapter, request.extra_key) == ("m", "a", "k")
     assert request.client_request_id == "r"
@@ -122,6 +124,10 @@ def test_options_arrive_as_given() -> None:
         ({"logit_bias": {2**70: 1}}, "sampling.logit_bias"),
         ({"min_tokens": 3, "max_tokens": 2}, "sampling.min_tokens"),
         ({"repetition_penalty": "a"}, "sampling.repetition_penalty"),
+        ({"json_schema": 5}, "sampling.json_schema"),
+        ({"json_schema": {"a": object()}}, "sampling.json_schema"),
+        ({"regex": 5}, "sampling.regex"),
+        ({"regex": "a", "json_schema": "{}"}, "sampling.regex"),
         ({"resumed_output": [-1]}, "resumed_output"),
         ({"resumed_output": [2**32]}, "resumed_output"),
         ({"resumed_output": "abc"}, "resumed_output"),

@@ -53,6 +53,8 @@ SAMPLINGS = st.builds(
     logit_bias=st.dictionaries(st.integers(0, 2**31 - 1), floats(-100, 100), max_size=3),
     min_tokens=st.just(0),
     logprobs=st.none() | st.integers(0, 20),
+    json_schema=st.none(),
+    regex=st.none() | TEXTS,
 )
 REQUESTS = st.builds(
     GenerateRequest,
@@ -109,6 +111,9 @@ def test_explicit_zeros_are_not_defaults() -> None:
         ({"logit_bias": dict.fromkeys(range(100_000), 1.0)}, "sampling.logit_bias"),
         ({"logit_bias": {1: math.nan}}, "sampling.logit_bias"),
         ({"logit_bias": {2**32 - 1: 1}}, "sampling.logit_bias"),
+        ({"json_schema": "{" * 100_000}, "sampling.json_schema"),
+        ({"json_schema": ""}, "sampling.json_schema"),
+        ({"regex": "(" * 100_000}, "sampling.regex"),
         ({"logprobs": 21}, "sampling.logprobs"),
         ({"min_tokens": -1}, "sampling.min_tokens"),
         ({"min_tokens": 5, "max_tokens": 4}, "sampling.min_tokens"),

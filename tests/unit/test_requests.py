@@ -10,8 +10,11 @@ from prefixmesh.requests import (
     MAX_CHAT_MESSAGES,
     MAX_EXTRA_KEY_BYTES,
     MAX_LOGIT_BIAS,
+    MAX_REGEX_BYTES,
     MAX_REPETITION_PENALTY,
     MAX_REQUEST_ID_BYTES,
+    MAX_SCHEMA_BYTES,
+    MAX_SCHEMA_DEPTH,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -54,6 +57,10 @@ TEXT = TextPrompt("a")
         ("logit_bias", {2**31 - 1: 100.0}),
         ("min_tokens", 2**31 - 1),
         ("logprobs", 0),
+        ("json_schema", "true"),
+        ("json_schema", '{"a":' * MAX_SCHEMA_DEPTH + "0" + "}" * MAX_SCHEMA_DEPTH),
+        ("json_schema", '{"a": "' + "x" * (MAX_SCHEMA_BYTES - 9) + '"}'),
+        ("regex", "é" * (MAX_REGEX_BYTES // 2)),
         ("logprobs", 20),
     ],
 )
@@ -86,6 +93,16 @@ def test_values_at_a_limit_are_accepted(name: str, value: Any) -> None:
         ("logit_bias", dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1.0)),
         ("min_tokens", -1),
         ("logprobs", -1),
+        ("json_schema", ""),
+        ("json_schema", "{"),
+        ("json_schema", "[1]"),
+        ("json_schema", "null"),
+        ("json_schema", '{"a":' * (MAX_SCHEMA_DEPTH + 1) + "0" + "}" * (MAX_SCHEMA_DEPTH + 1)),
+        ("json_schema", "[" * 10_000),
+        ("json_schema", '{"a":' * 5000 + "0" + "}" * 5000),
+        ("json_schema", '{"a": "' + "x" * MAX_SCHEMA_BYTES + '"}'),
+        ("regex", ""),
+        ("regex", "é" * (MAX_REGEX_BYTES // 2 + 1)),
         ("logprobs", 21),
         ("min_tokens", 2**31),
         ("stop_token_ids", (-1,)),
@@ -98,6 +115,11 @@ def test_values_beyond_a_limit_are_refused_by_name(name: str, value: Any) -> Non
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(**{name: value})
     assert caught.value.field == f"sampling.{name}"
+
+
+def test_two_grammars_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match=r"sampling\.regex: .*together"):
+        SamplingParams(regex="a", json_schema="{}")
 
 
 @pytest.mark.parametrize("limit", [3, None])
