@@ -82,6 +82,26 @@ BAD: dict[str, tuple[bytes, str, str]] = {
     "seed -1": (asked(seed=-1), "sampling.seed", "at least 0"),
     "stop id -1": (asked(stop_token_ids=[-1]), "sampling.stop_token_ids", "at least 0"),
     "1,000 stops": (asked(stop=["x"] * 1000), "sampling.stop", "at most"),
+    "huge logit_bias": (
+        asked(logit_bias=dict.fromkeys(range(10_000), 1.0)),
+        "sampling.logit_bias",
+        "at most 1024",
+    ),
+    "logit_bias beyond the vocabulary": (
+        asked(logit_bias={VOCAB_SIZE: 1.0}),
+        "sampling.logit_bias",
+        str(VOCAB_SIZE),
+    ),
+    "deep JSON": (asked(json_schema='{"a":' * 5000 + "0" + "}" * 5000), "sampling.json_schema", "at most 64"),
+    "large JSON": (asked(json_schema=" " * 2**20), "sampling.json_schema", "at most 32768"),
+    "large regex": (asked(regex="(" * 2**20), "sampling.regex", "at most 4096"),
+    "resumed beyond max_tokens": (
+        pb.GenerateRequest(
+            text="a", sampling=pb.Sampling(max_tokens=2), resumed_output=pack([5, 5, 5])
+        ).SerializeToString(),
+        "resumed_output",
+        "at most max_tokens, 2",
+    ),
     "text not UTF-8": (broken_text(pb.GenerateRequest(text="MARK")), "text", "UTF-8"),
     "extra_key not UTF-8": (
         broken_text(pb.GenerateRequest(text="a", extra_key="MARK")),

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from prefixmesh import errors, fleet_state
 from prefixmesh.cli.main import main
 from prefixmesh.fleet_state import FleetState
+from prefixmesh.tokens import pack
 from tests.support.fake_inference import FakeInference, refusing_address
 
 SUMMARY = r"cached 1,152/1,204 prompt tokens · worker-1 · first token \d+ ms\n"
@@ -98,6 +99,42 @@ async def test_api_key_is_read_from_the_environment(fake: FakeInference) -> None
     """So that it need not stand among a command's arguments."""
     await run("generate", "hi", "--address", fake.address, env={"PREFIXMESH_API_KEY": "pm-env"})
     assert fake.metadata[0]["authorization"] == "Bearer pm-env"
+
+
+async def test_generate_sends_every_rule_of_sampling(fake: FakeInference, tmp_path: Path) -> None:
+    """Each flag reaches its field; a schema may be in a file."""
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "integer"}')
+    flags = (
+        "--stop-token-id 5 --stop-token-id 6 --ignore-eos --min-tokens 2 --repetition-penalty 1.5 --frequency-penalty 0.5 "
+        "--presence-penalty -0.5 --logit-bias 7=-100 --logit-bias 8=2.5 --logprobs 3 --resumed-output 4,5 --json"
+    )
+    result = await run(
+        "generate", "hi", "--address", fake.address, *flags.split(), "--json-schema", f"@{schema}"
+    )
+    (request,) = fake.requests
+    sampling = request.sampling
+    assert (list(sampling.stop_token_ids), sampling.ignore_eos, sampling.min_tokens) == ([5, 6], True, 2)
+    assert (sampling.repetition_penalty, sampling.frequency_penalty) == (1.5, 0.5)
+    assert (sampling.presence_penalty, dict(sampling.logit_bias)) == (-0.5, {7: -100.0, 8: 2.5})
+    assert (sampling.logprobs, sampling.json_schema) == (3, '{"type": "integer"}')
+    assert request.resumed_output == pack([4, 5])
+    assert result.exit_code != 0  # this fake begins at 0 whatever was asked for, and the client sees the gap
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ("--logit-bias 7", "ID=BIAS"),
+        ("--resumed-output a,b", "5,17,9"),
+        ("--logprobs 3", "--json"),
+        ("--json-schema @/no/such/file", "/no/such/file"),
+    ],
+)
+async def test_a_rule_of_the_wrong_form_is_a_usage_error(flags: str, problem: str) -> None:
+    result = await run("generate", "hi", *flags.split())
+    assert result.exit_code == 2
+    assert problem in result.stderr
 
 
 async def test_generate_raw_completes_plain_text_from_stdin(fake: FakeInference) -> None:
