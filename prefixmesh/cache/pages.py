@@ -16,6 +16,7 @@ from prefixmesh.errors import ConfigError, InternalError, InvariantError
 _UINT32: Final = np.dtype(np.uint32)
 
 _FEW: Final = 3
+"""Pages that are freed one by one: as many as that takes less time for than one round of NumPy calls."""
 
 _NOT_FREE: Final = 0
 """Mark of a page that somebody owns; a free page is marked with its place in the stack, counted from 1."""
