@@ -295,8 +295,8 @@ class OwnerLines:
 
     def _lowered(self, payer: Payer) -> None:
         """A line's first has become one that goes sooner."""
-        if payer.floor and payer.pages <= payer.floor:
-            return
+        if payer.queued is None and payer.floor and payer.pages <= payer.floor:
+            return  # sheltered, and out of the heap; where it still is in it, its entry must not come too late
         place = self._place_of_first(payer)
         if place is not None and (payer.queued is None or place < payer.queued):
             self._offer(payer, place)

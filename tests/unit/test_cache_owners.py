@@ -197,3 +197,26 @@ def test_a_node_above_its_ceiling_goes_in_one_call_with_the_child_that_kept_it()
     tree.put(A, [1, 2])
     tree.put(B, [1, 2, 3], namespace=A)
     assert tree.evict(3, C) == 3
+
+
+@pytest.mark.parametrize("policy", ["lfu", "priority"])
+def test_a_lower_rank_below_the_floor_counts_once_its_owner_is_above_it(policy: EvictionPolicy) -> None:
+    """While it is sheltered, but still known by its former first, something of a lower rank comes to an owner; above its floor again
+    that goes first, before others' of a rank between."""
+    tree = Tree({A: Quota(floor_pages=3)}, policy)
+
+    def use(owner: str, tokens: list[int], rank: int) -> None:
+        """Insert a prompt and let it have so many hits, and this priority."""
+        key = key_of(tokens, NAMESPACES[owner])
+        tree.cache.insert(key, take(tree.allocator, len(tokens)), 0.0, owner=owner, priority=rank)
+        for _ in range(rank):
+            tree.cache.match_prefix(key, 1.0, rank)
+        tree.cache.check_invariants()
+
+    use(A, [1, 2, 3, 4], 5)
+    assert (tree.evict(1, B), tree.evict(1, A)) == (1, 1)
+    use(A, [8], 0)  # at its floor, and so sheltered
+    use(A, [9], 6)
+    use(B, [7], 2)
+    assert tree.evict(1, C) == 1
+    assert (tree.has(A, [8]), tree.has(B, [7])) == (0, 1)
