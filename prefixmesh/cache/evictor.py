@@ -10,7 +10,6 @@ from prefixmesh.cache.accounting import PageAccounts
 from prefixmesh.cache.events import EventSink
 from prefixmesh.cache.host_tier import HostTier
 from prefixmesh.cache.node import INDEX_BYTES, TreeNode, unpack_pages
-from prefixmesh.cache.owners import NOBODY
 from prefixmesh.cache.seen_blocks import SeenBlocks
 from prefixmesh.cache.tier import Tier
 from prefixmesh.ids import Fingerprint
@@ -30,7 +29,7 @@ class Evictor:
         self._events = events
         self._seen = seen
 
-    def evict(self, pages: int, owner: str = NOBODY) -> int:
+    def evict(self, pages: int, owner: str) -> int:
         """Free device pages; see ``RadixCache.evict``."""
         accounts = self._accounts
         lines = accounts.lines

@@ -110,11 +110,6 @@ class RadixCache:
         InternalError for a node that is no longer on the device. Nodes and receipts are for the cache alone that gave them."""
         self.release = self._accounts.release
         """``release(receipt)``: undo one lock. O(depth). Raises DoubleReleaseError, changing nothing, the second time."""
-        self.evict = self._evictor.evict
-        """``evict(pages, owner)``: free exactly so many device pages, or all that ``owner`` may have when that is less; returns how
-        many. In the order of ``owners`` and of the policy; a parent follows once it is a leaf; the last leaf is cut from its end
-        rather than given up whole; what the host has too is only demoted. O(nodes given up + length of the last one), however many
-        there are, and O(log payers) each."""
         self.pins = PinTable(self, options.pin_budget.for_pool(allocator.total_pages))
         """Prefixes that stay, by owner; pinning counts as a use for the order of eviction."""
         self._transfers: Transfers | None = None
@@ -278,6 +273,15 @@ class RadixCache:
         wholly = position == len(key.tokens)
         next_edge = None if wholly else edge_name(key, position, self._page_bytes)
         return Held(node, self.lock(node), position // TOKEN_BYTES, next_edge)
+
+    def evict(self, pages: int, owner: str = NOBODY) -> int:
+        """Free exactly ``pages`` device pages, or all that ``owner`` may have when that is less; returns how many.
+
+        In the order of ``owners`` and of the policy; a parent follows once it is a leaf; the last leaf is cut from its end
+        rather than given up whole; what the host has too is only demoted. O(nodes given up + length of the last one), however
+        many there are, and O(log payers) each.
+        """
+        return self._evictor.evict(pages, owner)
 
     def evict_host(self, pages: int, owner: str = NOBODY) -> int:
         """As ``evict`` for host pages: what is on the device too only loses its copy. 0 without a host tier."""

@@ -50,7 +50,7 @@ def test_mixed_traffic_reads_nothing_wrong(page_size: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # three quarters of a minute each on a core that has nothing else to do
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("page_size", [1, pytest.param(16, marks=pytest.mark.deep)])
 def test_fifty_thousand_requests_read_nothing_wrong(page_size: int) -> None:
     options = TrafficOptions(requests=MANY_REQUESTS, page_size=page_size, seed=2, check_every=500)
     serve(CanaryRun(options))
