@@ -95,9 +95,9 @@ TIERS_DEPTH = DEPTH | {
 MACHINES: dict[type[CacheMachine], tuple[int, dict[str, int]]] = {
     OneTier: (4, DEPTH),
     HashBlocks: (3, {}),
-    TiersPage1: (12, TIERS_DEPTH),
-    TiersPage2: (13, TIERS_DEPTH),
-    TiersPage3: (13, TIERS_DEPTH),
+    TiersPage1: (10, TIERS_DEPTH),
+    TiersPage2: (10, TIERS_DEPTH),
+    TiersPage3: (10, TIERS_DEPTH),
 }
 """How many rounds ``make test`` has time for, and what must happen in them."""
 SLOW = [TiersPage2, TiersPage3]

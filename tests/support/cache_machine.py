@@ -31,6 +31,8 @@ from tests.support.naive_tiers import NaiveTiers, Prefix, Prompt, Tokens
 MAX_REQUESTS = 3
 MAX_LOCKS = 2
 MAX_WAITING = 3
+MORE_THAN_ALL = 100
+"""Pages of the largest pool here, and some."""
 """More would hold the whole pool, and most steps would fail for want of pages."""
 
 
@@ -100,6 +102,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.used_receipts: list[LockReceipt] = []
         self.double_releases = 0
         self.now = 0.0
+        self.owner = ""
 
     cache: RadixCache | HashCache
     model: NaiveTiers
@@ -232,8 +235,13 @@ class CacheMachine(RuleBasedStateMachine):
             self.let_go(self.requests.pop())
         while self.locks:
             self.undo(self.locks.pop())
-        self.checked_evict(Tier.DEVICE, self.total_pages)
+        self.evict_all()
         assert self.pool.free_pages == self.total_pages
+
+    def evict_all(self) -> None:
+        """Leave nothing on any tier."""
+        for tier in self.tiers:
+            self.checked_evict(tier, MORE_THAN_ALL)
 
     # What holds after every step.
 

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,10 +18,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from prefixmesh.cache.base import InsertResult, MatchResult
+from prefixmesh.cache.accounting import NO_QUOTAS
+from prefixmesh.cache.base import InsertResult, MatchResult, RadixKey
 from prefixmesh.cache.eviction import EvictionPolicy
 from prefixmesh.cache.namespace import tail_namespace
 from prefixmesh.cache.node import TreeNode
+from prefixmesh.cache.owners import Quota
 from prefixmesh.cache.pins import PinBudget
 from prefixmesh.cache.publisher import CachePublisher
 from prefixmesh.cache.radix_cache import RadixCache, RadixOptions
@@ -76,6 +78,7 @@ class TierMachine(CacheMachine):
     tiers = tuple(Tier)
     host_total: ClassVar[int] = 16
     block_sizes: ClassVar[tuple[int, ...]] = (2, 3)
+    quotas: Mapping[Tier, Mapping[str, Quota]] = dict.fromkeys(Tier, NO_QUOTAS)
     budget: ClassVar[PinBudget] = PinBudget(
         pages_per_owner=5, pages_in_all=8, pins_per_owner=3, pins_in_all=4
     )
@@ -100,6 +103,8 @@ class TierMachine(CacheMachine):
             host=self.host_pool,
             policy=policy,
             block_size=self.block_size,
+            quotas=self.quotas[Tier.DEVICE],
+            host_quotas=self.quotas[Tier.HOST],
             pin_budget=self.budget,
             events=self.listener,
         )
@@ -173,9 +178,10 @@ class TierMachine(CacheMachine):
     @rule(data=st.data(), owner=st.sampled_from(OWNERS), ttl=TTLS)
     def pin(self, data: st.DataObject, owner: str, ttl: float | None) -> None:
         """Somebody wants a prefix kept, cached or not; the budget may forbid it."""
-        prompt = self.wish(self.draw_prompt(data))
-        if prompt.tokens:
-            self.checked_pin((owner, prompt), ttl)
+        prompt = self.draw_prompt(data)
+        wish = self.wish(prompt)
+        if wish.tokens:
+            self.checked_pin((owner, wish), ttl, prompt.key())
 
     @precondition(lambda self: self.model.pins)
     @rule(data=st.data())
@@ -335,16 +341,16 @@ class TierMachine(CacheMachine):
         prompt = self.whole_units(prompt)
         return prompt_of(prompt.prefix(len(prompt.tokens)))
 
-    def checked_pin(self, pin: PinName, ttl: float | None) -> None:
-        """Pin, in the model too, or be refused."""
+    def checked_pin(self, pin: PinName, ttl: float | None, key: RadixKey | None = None) -> None:
+        """Pin, in the model too, or be refused; perhaps by a key that names the same wish otherwise."""
         owner, prompt = pin
         self.model.expire(self.now)
         if pin not in self.model.pins and not self.fits_budget(pin):
             with pytest.raises(BudgetError):
-                self.cache.pins.add(prompt.key(), owner, self.now, ttl)
+                self.cache.pins.add(key or prompt.key(), owner, self.now, ttl)
             self.note("a pin beyond the budget")
             return
-        self.cache.pins.add(prompt.key(), owner, self.now, ttl)
+        self.cache.pins.add(key or prompt.key(), owner, self.now, ttl)
         self.model.pin(pin, math.inf if ttl is None else self.now + ttl)
 
     def checked_unpin(self, pin: PinName) -> None:
@@ -382,7 +388,9 @@ class TierMachine(CacheMachine):
         return result
 
     def ask_insert(self, prompt: Prompt, pages: list[int]) -> InsertResult:
-        return self.cache.insert(prompt.key(), as_pages(pages), self.now, priority=self.priority)
+        return self.cache.insert(
+            prompt.key(), as_pages(pages), self.now, priority=self.priority, owner=self.owner
+        )
 
     def note_insert(self, prompt: Prompt) -> None:
         self.model.expire(self.now)
@@ -412,7 +420,8 @@ class TierMachine(CacheMachine):
         self.make_way()
         result = self.checked_match(prompt)
         found = prompt.upto(result.matched_tokens + result.host_hit_length)
-        return self.begin_copy(Tier.HOST, found, lambda: self.cache.transfers.begin_restore(result), then)
+        transfers, owner = self.cache.transfers, self.owner
+        return self.begin_copy(Tier.HOST, found, lambda: transfers.begin_restore(result, owner), then)
 
     def make_way(self) -> None:
         """A worker's queue is bounded: the oldest copy arrives before too many are on their way."""
@@ -432,18 +441,26 @@ class TierMachine(CacheMachine):
             assert begin() is None
             return False
         copy = self.model.begin_copy(source, prompt)
-        missing = len(wanted) - self.pool_of(target).free_pages
-        if missing > len(self.model.line(target)):
-            assert begin() is None
+        job = self.begin_with_room(target, len(wanted) - self.pool_of(target).free_pages, begin)
+        if job is None:
             self.note(f"no room on the {target.name} for a copy")
             self.model.refuse_copy(copy)
             return False
-        self.evict_in_model(target, missing)
-        job = begin()
-        assert job is not None
         self.jobs.append(Job(copy, job, then))
         self.take_pages(self.jobs[-1])
         return True
+
+    def begin_with_room(
+        self, target: Tier, missing: int, begin: Callable[[], Offload | Restore | None]
+    ) -> Offload | Restore | None:
+        """Begin a copy for which so many pages have to be evicted; None when that is too many."""
+        if missing > len(self.model.line(target)):
+            assert begin() is None
+            return None
+        self.evict_in_model(target, missing)
+        job = begin()
+        assert job is not None
+        return job
 
     def is_being_offloaded(self, prefix: Prefix) -> bool:
         """Whether a copy of the path to exactly here is on its way to the host."""
@@ -490,7 +507,8 @@ class TierMachine(CacheMachine):
             (transfers.finish_restore if arrived else transfers.fail_restore)(job)
 
     def evict_in_cache(self, tier: Tier, pages: int) -> int:
-        return self.cache.evict(pages) if tier is Tier.DEVICE else self.cache.evict_host(pages)
+        evict = self.cache.evict if tier is Tier.DEVICE else self.cache.evict_host
+        return evict(pages, self.owner)
 
     def evict_in_model(self, tier: Tier, units: int) -> list[Prefix]:
         """Evict from the model. Where only the end goes of a node that both tiers have, what stays is used on the other."""
@@ -514,7 +532,6 @@ class TierMachine(CacheMachine):
             self.cache.pins.remove(prompt.key(), owner, 0)
             self.model.unpin((owner, prompt))
         super().empty()
-        self.checked_evict(Tier.HOST, self.host_total)
         assert self.host_pool.free_pages == self.host_total
 
 
