@@ -17,7 +17,7 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "chat", "tokens", "sampling", "adapter", "extra_key", "resumed_output")
+    __slots__ = ("request_id", "model", "text", "chat", "tokens", "sampling", "adapter", "extra_key", "resumed_output", "branches", "priority", "queue_timeout_ms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,9 @@ class GenerateRequest(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     EXTRA_KEY_FIELD_NUMBER: _ClassVar[int]
     RESUMED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -36,7 +39,10 @@ class GenerateRequest(_message.Message):
     adapter: str
     extra_key: str
     resumed_output: bytes
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., adapter: _Optional[str] = ..., extra_key: _Optional[str] = ..., resumed_output: _Optional[bytes] = ...) -> None: ...
+    branches: int
+    priority: int
+    queue_timeout_ms: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., adapter: _Optional[str] = ..., extra_key: _Optional[str] = ..., resumed_output: _Optional[bytes] = ..., branches: _Optional[int] = ..., priority: _Optional[int] = ..., queue_timeout_ms: _Optional[int] = ...) -> None: ...
 
 class ChatPrompt(_message.Message):
     __slots__ = ("messages",)
@@ -104,17 +110,19 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("started", "delta", "finished")
+    __slots__ = ("started", "delta", "finished", "branch_ended")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_ENDED_FIELD_NUMBER: _ClassVar[int]
     started: Started
     delta: Delta
     finished: Finished
-    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+    branch_ended: BranchEnded
+    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., branch_ended: _Optional[_Union[BranchEnded, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("request_id", "worker_id", "model", "prompt_tokens", "cached_tokens", "namespace_digest", "seed", "routing")
+    __slots__ = ("request_id", "worker_id", "model", "prompt_tokens", "cached_tokens", "namespace_digest", "seed", "routing", "adapter_digest")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +131,7 @@ class Started(_message.Message):
     NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     ROUTING_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     worker_id: str
     model: str
@@ -131,7 +140,8 @@ class Started(_message.Message):
     namespace_digest: str
     seed: int
     routing: Routing
-    def __init__(self, request_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[_Union[CachedTokens, _Mapping]] = ..., namespace_digest: _Optional[str] = ..., seed: _Optional[int] = ..., routing: _Optional[_Union[Routing, _Mapping]] = ...) -> None: ...
+    adapter_digest: str
+    def __init__(self, request_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[_Union[CachedTokens, _Mapping]] = ..., namespace_digest: _Optional[str] = ..., seed: _Optional[int] = ..., routing: _Optional[_Union[Routing, _Mapping]] = ..., adapter_digest: _Optional[str] = ...) -> None: ...
 
 class CachedTokens(_message.Message):
     __slots__ = ("device", "host")
@@ -152,16 +162,18 @@ class Routing(_message.Message):
     def __init__(self, policy: _Optional[str] = ..., predicted_cached_tokens: _Optional[int] = ..., predicted_first_token_ms: _Optional[float] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("position", "token_ids", "text", "logprobs")
+    __slots__ = ("position", "token_ids", "text", "logprobs", "branch")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
     position: int
     token_ids: bytes
     text: str
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    branch: int
+    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., branch: _Optional[int] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")
@@ -172,6 +184,16 @@ class TokenLogprobs(_message.Message):
     top_ids: bytes
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, logprob: _Optional[float] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class BranchEnded(_message.Message):
+    __slots__ = ("branch", "reason", "completion_tokens")
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    branch: int
+    reason: FinishReason
+    completion_tokens: int
+    def __init__(self, branch: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "usage", "timings")
@@ -184,18 +206,30 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "retokenized_tokens", "resumed_tokens")
+    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "retokenized_tokens", "resumed_tokens", "prefill_saved")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETOKENIZED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SAVED_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: CachedTokens
     completion_tokens: int
     retokenized_tokens: int
     resumed_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[_Union[CachedTokens, _Mapping]] = ..., completion_tokens: _Optional[int] = ..., retokenized_tokens: _Optional[int] = ..., resumed_tokens: _Optional[int] = ...) -> None: ...
+    prefill_saved: PrefillSavings
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[_Union[CachedTokens, _Mapping]] = ..., completion_tokens: _Optional[int] = ..., retokenized_tokens: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., prefill_saved: _Optional[_Union[PrefillSavings, _Mapping]] = ...) -> None: ...
+
+class PrefillSavings(_message.Message):
+    __slots__ = ("linear", "attention", "total")
+    LINEAR_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    linear: float
+    attention: float
+    total: float
+    def __init__(self, linear: _Optional[float] = ..., attention: _Optional[float] = ..., total: _Optional[float] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queued_ms", "prefill_ms", "first_token_ms", "decode_ms")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from prefixmesh.proto.v1 import worker_control_pb2 as prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n prefixmesh/proto/v1/router.proto\x12\rprefixmesh.v1\x1a(prefixmesh/proto/v1/worker_control.proto\"\x14\n\x12ListWorkersRequest\"A\n\x13ListWorkersResponse\x12*\n\x07workers\x18\x01 \x03(\x0b\x32\x19.prefixmesh.v1.WorkerView\"\xed\x01\n\nWorkerView\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x11\n\tin_flight\x18\x05 \x01(\x05\x12\x0f\n\x07work_ms\x18\x06 \x01(\x01\x12\x0e\n\x06\x62locks\x18\x07 \x01(\x03\x12\x0e\n\x06routed\x18\x08 \x01(\x03\x12\x15\n\rprompt_tokens\x18\t \x01(\x03\x12\x15\n\rcached_tokens\x18\n \x01(\x03\x12)\n\x05\x63\x61\x63he\x18\x0b \x01(\x0b\x32\x1a.prefixmesh.v1.CacheCounts2^\n\x06Router\x12T\n\x0bListWorkers\x12!.prefixmesh.v1.ListWorkersRequest\x1a\".prefixmesh.v1.ListWorkersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n prefixmesh/proto/v1/router.proto\x12\rprefixmesh.v1\x1a(prefixmesh/proto/v1/worker_control.proto\"\x14\n\x12ListWorkersRequest\"A\n\x13ListWorkersResponse\x12*\n\x07workers\x18\x01 \x03(\x0b\x32\x19.prefixmesh.v1.WorkerView\"\xff\x01\n\nWorkerView\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x11\n\tin_flight\x18\x05 \x01(\x05\x12\x0f\n\x07work_ms\x18\x06 \x01(\x01\x12\x0e\n\x06\x62locks\x18\x07 \x01(\x03\x12\x0e\n\x06routed\x18\x08 \x01(\x03\x12\x15\n\rprompt_tokens\x18\t \x01(\x03\x12\x15\n\rcached_tokens\x18\n \x01(\x03\x12)\n\x05\x63\x61\x63he\x18\x0b \x01(\x0b\x32\x1a.prefixmesh.v1.CacheCounts\x12\x10\n\x08\x61\x64\x61pters\x18\x0c \x03(\t2^\n\x06Router\x12T\n\x0bListWorkers\x12!.prefixmesh.v1.ListWorkersRequest\x1a\".prefixmesh.v1.ListWorkersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,7 +37,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTWORKERSRESPONSE']._serialized_start=115
   _globals['_LISTWORKERSRESPONSE']._serialized_end=180
   _globals['_WORKERVIEW']._serialized_start=183
-  _globals['_WORKERVIEW']._serialized_end=420
-  _globals['_ROUTER']._serialized_start=422
-  _globals['_ROUTER']._serialized_end=516
+  _globals['_WORKERVIEW']._serialized_end=438
+  _globals['_ROUTER']._serialized_start=440
+  _globals['_ROUTER']._serialized_end=534
 # @@protoc_insertion_point(module_scope)

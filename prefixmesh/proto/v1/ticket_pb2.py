@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n prefixmesh/proto/v1/ticket.proto\x12\rprefixmesh.v1\"T\n\x06Ticket\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x04 \x01(\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n prefixmesh/proto/v1/ticket.proto\x12\rprefixmesh.v1\"l\n\x06Ticket\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x04 \x01(\x06\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x05 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'prefixmesh.proto.v1.ticket_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TICKET']._serialized_start=51
-  _globals['_TICKET']._serialized_end=135
+  _globals['_TICKET']._serialized_end=159
 # @@protoc_insertion_point(module_scope)

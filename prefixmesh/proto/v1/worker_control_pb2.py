@@ -25,25 +25,43 @@ _sym_db = _symbol_database.Default()
 from prefixmesh.proto.v1 import inference_pb2 as prefixmesh_dot_proto_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(prefixmesh/proto/v1/worker_control.proto\x12\rprefixmesh.v1\x1a#prefixmesh/proto/v1/inference.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xd6\x03\n\x10\x44\x65scribeResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\r\n\x05model\x18\x03 \x01(\t\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\x03\x12\x11\n\tpage_size\x18\x06 \x01(\x05\x12\x14\n\x0cprefix_cache\x18\x07 \x01(\t\x12\x18\n\x10max_total_tokens\x18\x08 \x01(\x03\x12\x1c\n\x14max_running_requests\x18\t \x01(\x05\x12\x18\n\x10protocol_version\x18\n \x01(\x05\x12\x1b\n\x13\x66ingerprint_version\x18\x0b \x01(\x05\x12#\n\x05rates\x18\x0c \x01(\x0b\x32\x14.prefixmesh.v1.Rates\x12&\n\x04pool\x18\r \x01(\x0b\x32\x18.prefixmesh.v1.PoolState\x12\x18\n\x10running_requests\x18\x0e \x01(\x05\x12\x17\n\x0fqueued_requests\x18\x0f \x01(\x05\x12\x18\n\x10tokenizer_digest\x18\x10 \x01(\t\x12)\n\x05\x63\x61\x63he\x18\x11 \x01(\x0b\x32\x1a.prefixmesh.v1.CacheCounts\"\x97\x01\n\x0b\x43\x61\x63heCounts\x12\x10\n\x08requests\x18\x01 \x01(\x03\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x03\x12/\n\nhit_tokens\x18\x03 \x01(\x0b\x32\x1b.prefixmesh.v1.CachedTokens\x12.\n\x0bmiss_tokens\x18\x04 \x01(\x0b\x32\x19.prefixmesh.v1.MissTokens\"X\n\nMissTokens\x12\x12\n\nnever_seen\x18\x01 \x01(\x03\x12\x0f\n\x07\x65victed\x18\x02 \x01(\x03\x12\x17\n\x0fother_namespace\x18\x03 \x01(\x03\x12\x0c\n\x04tail\x18\x04 \x01(\x03\"=\n\x05Rates\x12\x1c\n\x14prefill_tokens_per_s\x18\x01 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_step_ms\x18\x02 \x01(\x01\"f\n\tPoolState\x12\x13\n\x0btotal_pages\x18\x01 \x01(\x03\x12\x12\n\nfree_pages\x18\x02 \x01(\x03\x12\x17\n\x0f\x65victable_pages\x18\x03 \x01(\x03\x12\x17\n\x0fprotected_pages\x18\x04 \x01(\x03\x32\\\n\rWorkerControl\x12K\n\x08\x44\x65scribe\x12\x1e.prefixmesh.v1.DescribeRequest\x1a\x1f.prefixmesh.v1.DescribeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(prefixmesh/proto/v1/worker_control.proto\x12\rprefixmesh.v1\x1a#prefixmesh/proto/v1/inference.proto\"@\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06pinned\x18\x03 \x01(\x08\">\n\x13LoadAdapterResponse\x12\'\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x16.prefixmesh.v1.Adapter\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15UnloadAdapterResponse\"\x15\n\x13ListAdaptersRequest\"@\n\x14ListAdaptersResponse\x12(\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x16.prefixmesh.v1.Adapter\"\x85\x01\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12\x10\n\x08resident\x18\x05 \x01(\x08\x12\x0e\n\x06pinned\x18\x06 \x01(\x08\x12\x18\n\x10running_requests\x18\x07 \x01(\x05\"\x0e\n\x0c\x46lushRequest\"\x0f\n\rFlushResponse\"\x11\n\x0f\x44\x65scribeRequest\"\x80\x04\n\x10\x44\x65scribeResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\r\n\x05model\x18\x03 \x01(\t\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\x03\x12\x11\n\tpage_size\x18\x06 \x01(\x05\x12\x14\n\x0cprefix_cache\x18\x07 \x01(\t\x12\x18\n\x10max_total_tokens\x18\x08 \x01(\x03\x12\x1c\n\x14max_running_requests\x18\t \x01(\x05\x12\x18\n\x10protocol_version\x18\n \x01(\x05\x12\x1b\n\x13\x66ingerprint_version\x18\x0b \x01(\x05\x12#\n\x05rates\x18\x0c \x01(\x0b\x32\x14.prefixmesh.v1.Rates\x12&\n\x04pool\x18\r \x01(\x0b\x32\x18.prefixmesh.v1.PoolState\x12\x18\n\x10running_requests\x18\x0e \x01(\x05\x12\x17\n\x0fqueued_requests\x18\x0f \x01(\x05\x12\x18\n\x10tokenizer_digest\x18\x10 \x01(\t\x12)\n\x05\x63\x61\x63he\x18\x11 \x01(\x0b\x32\x1a.prefixmesh.v1.CacheCounts\x12(\n\x08\x61\x64\x61pters\x18\x12 \x03(\x0b\x32\x16.prefixmesh.v1.Adapter\"\x97\x01\n\x0b\x43\x61\x63heCounts\x12\x10\n\x08requests\x18\x01 \x01(\x03\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x03\x12/\n\nhit_tokens\x18\x03 \x01(\x0b\x32\x1b.prefixmesh.v1.CachedTokens\x12.\n\x0bmiss_tokens\x18\x04 \x01(\x0b\x32\x19.prefixmesh.v1.MissTokens\"X\n\nMissTokens\x12\x12\n\nnever_seen\x18\x01 \x01(\x03\x12\x0f\n\x07\x65victed\x18\x02 \x01(\x03\x12\x17\n\x0fother_namespace\x18\x03 \x01(\x03\x12\x0c\n\x04tail\x18\x04 \x01(\x03\"=\n\x05Rates\x12\x1c\n\x14prefill_tokens_per_s\x18\x01 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_step_ms\x18\x02 \x01(\x01\"f\n\tPoolState\x12\x13\n\x0btotal_pages\x18\x01 \x01(\x03\x12\x12\n\nfree_pages\x18\x02 \x01(\x03\x12\x17\n\x0f\x65victable_pages\x18\x03 \x01(\x03\x12\x17\n\x0fprotected_pages\x18\x04 \x01(\x03\x32\xab\x03\n\rWorkerControl\x12K\n\x08\x44\x65scribe\x12\x1e.prefixmesh.v1.DescribeRequest\x1a\x1f.prefixmesh.v1.DescribeResponse\x12T\n\x0bLoadAdapter\x12!.prefixmesh.v1.LoadAdapterRequest\x1a\".prefixmesh.v1.LoadAdapterResponse\x12Z\n\rUnloadAdapter\x12#.prefixmesh.v1.UnloadAdapterRequest\x1a$.prefixmesh.v1.UnloadAdapterResponse\x12W\n\x0cListAdapters\x12\".prefixmesh.v1.ListAdaptersRequest\x1a#.prefixmesh.v1.ListAdaptersResponse\x12\x42\n\x05\x46lush\x12\x1b.prefixmesh.v1.FlushRequest\x1a\x1c.prefixmesh.v1.FlushResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'prefixmesh.proto.v1.worker_control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DESCRIBEREQUEST']._serialized_start=96
-  _globals['_DESCRIBEREQUEST']._serialized_end=113
-  _globals['_DESCRIBERESPONSE']._serialized_start=116
-  _globals['_DESCRIBERESPONSE']._serialized_end=586
-  _globals['_CACHECOUNTS']._serialized_start=589
-  _globals['_CACHECOUNTS']._serialized_end=740
-  _globals['_MISSTOKENS']._serialized_start=742
-  _globals['_MISSTOKENS']._serialized_end=830
-  _globals['_RATES']._serialized_start=832
-  _globals['_RATES']._serialized_end=893
-  _globals['_POOLSTATE']._serialized_start=895
-  _globals['_POOLSTATE']._serialized_end=997
-  _globals['_WORKERCONTROL']._serialized_start=999
-  _globals['_WORKERCONTROL']._serialized_end=1091
+  _globals['_LOADADAPTERREQUEST']._serialized_start=96
+  _globals['_LOADADAPTERREQUEST']._serialized_end=160
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=162
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=224
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=226
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=262
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=264
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=287
+  _globals['_LISTADAPTERSREQUEST']._serialized_start=289
+  _globals['_LISTADAPTERSREQUEST']._serialized_end=310
+  _globals['_LISTADAPTERSRESPONSE']._serialized_start=312
+  _globals['_LISTADAPTERSRESPONSE']._serialized_end=376
+  _globals['_ADAPTER']._serialized_start=379
+  _globals['_ADAPTER']._serialized_end=512
+  _globals['_FLUSHREQUEST']._serialized_start=514
+  _globals['_FLUSHREQUEST']._serialized_end=528
+  _globals['_FLUSHRESPONSE']._serialized_start=530
+  _globals['_FLUSHRESPONSE']._serialized_end=545
+  _globals['_DESCRIBEREQUEST']._serialized_start=547
+  _globals['_DESCRIBEREQUEST']._serialized_end=564
+  _globals['_DESCRIBERESPONSE']._serialized_start=567
+  _globals['_DESCRIBERESPONSE']._serialized_end=1079
+  _globals['_CACHECOUNTS']._serialized_start=1082
+  _globals['_CACHECOUNTS']._serialized_end=1233
+  _globals['_MISSTOKENS']._serialized_start=1235
+  _globals['_MISSTOKENS']._serialized_end=1323
+  _globals['_RATES']._serialized_start=1325
+  _globals['_RATES']._serialized_end=1386
+  _globals['_POOLSTATE']._serialized_start=1388
+  _globals['_POOLSTATE']._serialized_end=1490
+  _globals['_WORKERCONTROL']._serialized_start=1493
+  _globals['_WORKERCONTROL']._serialized_end=1920
 # @@protoc_insertion_point(module_scope)

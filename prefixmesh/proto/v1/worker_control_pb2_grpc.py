@@ -40,6 +40,26 @@ class WorkerControlStub:
                 request_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DescribeResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/prefixmesh.v1.WorkerControl/LoadAdapter',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/prefixmesh.v1.WorkerControl/UnloadAdapter',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/prefixmesh.v1.WorkerControl/ListAdapters',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
+        self.Flush = channel.unary_unary(
+                '/prefixmesh.v1.WorkerControl/Flush',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.FlushRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.FlushResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerControlServicer:
@@ -53,6 +73,35 @@ class WorkerControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Makes a LoRA adapter known under a name, from a folder below the worker's adapter root. Known already with equal content: nothing
+        happens; with other content: new requests get the new one, running ones keep theirs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Forgets an adapter: new requests are refused at once, and the answer comes when the running ones have ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """The adapters that requests may name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Flush(self, request, context):
+        """Empties the prefix cache. Running requests go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +109,26 @@ def add_WorkerControlServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DescribeRequest.FromString,
                     response_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DescribeResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.ListAdaptersResponse.SerializeToString,
+            ),
+            'Flush': grpc.unary_unary_rpc_method_handler(
+                    servicer.Flush,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.FlushRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.FlushResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +159,114 @@ class WorkerControl:
             '/prefixmesh.v1.WorkerControl/Describe',
             prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DescribeRequest.SerializeToString,
             prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.WorkerControl/LoadAdapter',
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.LoadAdapterRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.WorkerControl/UnloadAdapter',
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.UnloadAdapterRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.WorkerControl/ListAdapters',
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.ListAdaptersRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.ListAdaptersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Flush(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.WorkerControl/Flush',
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.FlushRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.FlushResponse.FromString,
             options,
             channel_credentials,
             insecure,
