@@ -16,6 +16,7 @@ PrefixCacheKind = Literal["radix", "hash", "off"]
 EvictionPolicy = Literal["lru", "lfu", "priority"]
 SchedulePolicy = Literal["lpm", "fcfs"]
 Dtype = Literal["auto", "float32", "bfloat16"]
+AttentionBackendName = Literal["auto", "torch", "flashinfer"]
 RoutingPolicy = Literal["cost", "round_robin", "least_loaded"]
 
 DEFAULT_MODEL: Final = "smollm2"
@@ -62,6 +63,13 @@ class EngineConfig:
 
     schedule_policy: SchedulePolicy = "lpm"
     """``lpm``: longest cached prefix first, with a bound on how often one may be passed over; ``fcfs``: in order of arrival."""
+
+    attention_backend: AttentionBackendName = "auto"
+    """``auto`` is ``flashinfer`` on a GPU where it can serve the model, ``torch`` elsewhere; ``flashinfer`` by name refuses to start
+    where it cannot."""
+
+    cuda_graphs: bool = True
+    """Replay decode steps on a GPU from CUDA graphs (with ``flashinfer``); no effect elsewhere."""
 
     threads: int = 0
     """CPU threads for the model's arithmetic; 0 lets torch choose."""

@@ -10,6 +10,7 @@ import click
 
 from prefixmesh.config import (
     DEFAULT_MODEL,
+    AttentionBackendName,
     Dtype,
     EngineConfig,
     EvictionPolicy,
@@ -104,6 +105,18 @@ _OPTIONS = (
         help="lpm: longest cached prefix first; fcfs: in order of arrival.",
     ),
     click.option(
+        "--attention-backend",
+        type=click.Choice(get_args(AttentionBackendName)),
+        default=_DEFAULTS.attention_backend,
+        show_default=True,
+        help="auto is flashinfer on a GPU where it can serve the model, else torch.",
+    ),
+    click.option(
+        "--disable-cuda-graphs",
+        is_flag=True,
+        help="Compute every decode step on a GPU without replaying graphs.",
+    ),
+    click.option(
         "--threads",
         type=int,
         default=_DEFAULTS.threads,
@@ -127,4 +140,6 @@ def engine_config_from(values: Mapping[str, Any]) -> EngineConfig:
     fields = {name: values[name] for name in _FIELDS if name in values}
     if values.get("disable_radix_cache"):
         fields["prefix_cache"] = "off"
+    if values.get("disable_cuda_graphs"):
+        fields["cuda_graphs"] = False
     return EngineConfig(**fields)

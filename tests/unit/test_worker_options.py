@@ -46,6 +46,8 @@ def test_every_field_has_its_flag() -> None:
         max_queued_requests=4,
         chunked_prefill_size=128,
         schedule_policy="fcfs",
+        attention_backend="torch",
+        cuda_graphs=False,
         threads=2,
     )
     flags: list[str] = []
@@ -53,6 +55,9 @@ def test_every_field_has_its_flag() -> None:
         if field.name == "eviction_policy":  # of the radix cache alone: see below
             continue
         assert getattr(changed, field.name) != getattr(EngineConfig(), field.name)
+        if field.name == "cuda_graphs":
+            flags.append("--disable-cuda-graphs")
+            continue
         flags += [f"--{field.name.replace('_', '-')}", str(getattr(changed, field.name))]
     assert parse(*flags) == changed
 
