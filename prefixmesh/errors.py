@@ -11,6 +11,7 @@
     ├── NotFoundError               NOT_FOUND           no
     ├── OverloadedError             RESOURCE_EXHAUSTED  yes, later
     ├── BudgetError                 RESOURCE_EXHAUSTED  no: once something that counts against it is given up
+    ├── AdapterChangedError         ABORTED             yes: the adapter was loaded anew or unloaded meanwhile
     ├── UnavailableError            UNAVAILABLE         yes: no worker is ready, or it died
     │   └── FrameError                                  yes: front and engine lost each other
     ├── DeadlineError               DEADLINE_EXCEEDED   with a longer deadline
@@ -102,6 +103,15 @@ class BudgetError(PrefixmeshError):
 
     status = "RESOURCE_EXHAUSTED"
     reason = "OVER_BUDGET"
+
+
+class AdapterChangedError(PrefixmeshError):
+    """The adapter that a request was prepared for is not the one that has its name now. Nothing was computed; sent again, the request
+    meets what is there."""
+
+    status = "ABORTED"
+    reason = "ADAPTER_CHANGED"
+    retryable = True
 
 
 class UnavailableError(PrefixmeshError):

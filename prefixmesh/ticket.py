@@ -30,6 +30,9 @@ class Ticket:
     incarnation: Incarnation
     """The life of the worker that the decision was about; another life refuses the ticket."""
 
+    adapter_digest: str = ""
+    """Content of the adapter that the namespace was made with; empty for the base model."""
+
 
 def sign(ticket: Ticket, secret: FleetSecret) -> bytes:
     """The note as bytes for the call's metadata."""
@@ -38,6 +41,7 @@ def sign(ticket: Ticket, secret: FleetSecret) -> bytes:
         tenant=ticket.tenant,
         namespace=ticket.namespace,
         incarnation=ticket.incarnation,
+        adapter_digest=ticket.adapter_digest,
     ).SerializeToString(deterministic=True)
     return body + _mac(body, secret)
 
@@ -57,6 +61,7 @@ def verify(note: bytes, secret: FleetSecret, incarnation: Incarnation) -> Ticket
         tenant=TenantId(message.tenant),
         namespace=Namespace(message.namespace),
         incarnation=Incarnation(message.incarnation),
+        adapter_digest=message.adapter_digest,
     )
 
 

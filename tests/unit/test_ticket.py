@@ -15,6 +15,7 @@ TICKET = Ticket(
     tenant=TenantId("acme"),
     namespace=Namespace(bytes(16)),
     incarnation=Incarnation(2**64 - 1),
+    adapter_digest="ad" * 16,
 )
 
 
@@ -31,6 +32,12 @@ def test_every_single_changed_byte_is_noticed() -> None:
         forged[index] ^= 1
         with pytest.raises(AuthenticationError):
             verify(bytes(forged), SECRET, TICKET.incarnation)
+
+
+def test_a_ticket_of_an_earlier_router_is_for_the_base_model() -> None:
+    """Version N works with N+1: a note without the field says what such a router meant."""
+    earlier = dataclasses.replace(TICKET, adapter_digest="")
+    assert verify(sign(earlier, SECRET), SECRET, TICKET.incarnation).adapter_digest == ""
 
 
 @pytest.mark.parametrize("note", [b"", b"x", bytes(32), bytes(64 * 1024 + 1)])
