@@ -14,6 +14,7 @@ from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.grammar import GrammarCompiler
 from prefixmesh.worker.messages import EngineInfo
 from prefixmesh.worker.model.open_model import open_model
+from prefixmesh.worker.prefill_savings import PrefillShape
 from prefixmesh.worker.scheduler import Scheduler, SchedulerConfig
 
 
@@ -54,6 +55,7 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None] | None = 
         dtype=str(opened.dtype).removeprefix("torch."),
         eos_token_ids=opened.config.eos_token_ids,
         memory_sums=opened.sums.describe(),
+        prefill_shape=PrefillShape.of(opened.config),
     )
     rates = EngineRates(
         prefill_tokens_per_s=opened.rates.prefill_tokens_per_s, decode_step_ms=opened.rates.decode_step_ms

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from prefixmesh.cache.ledger import LedgerRow
+from prefixmesh.worker.prefill_savings import PrefillShape
 
 EndReason = Literal["stop", "length", "aborted", "failed", "no_room"]
 """``no_room``: the KV pool has too few pages that this request may have, and nobody runs who would give some back."""
@@ -33,6 +34,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     memory_sums: str
     """The sums that sized the pool, for one log line."""
+
+    prefill_shape: PrefillShape
+    """What a token of a prompt costs the model, so that the front can tell what a hit saves."""
 
 
 class EngineSampling(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from prefixmesh.worker.messages import (
     Submit,
     TokensOut,
 )
+from prefixmesh.worker.prefill_savings import PrefillShape
 from prefixmesh.worker.scheduler import Scheduler, SchedulerConfig, Step
 from tests.support.fake_model import FAKE_VOCAB, FakeModel
 
@@ -38,6 +39,7 @@ ENGINE_INFO = EngineInfo(
     dtype="float32",
     eos_token_ids=(),
     memory_sums="none",
+    prefill_shape=PrefillShape(linear_flops_per_token=1000, attention_flops_per_pair=2),
 )
 
 

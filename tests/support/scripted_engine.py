@@ -27,6 +27,7 @@ from prefixmesh.worker.messages import (
     Submit,
     TokensOut,
 )
+from prefixmesh.worker.prefill_savings import PrefillShape
 
 EOS: Final = 256
 VOCAB_SIZE: Final = 257
@@ -49,6 +50,7 @@ INFO: Final = EngineInfo(
     dtype="float32",
     eos_token_ids=(EOS,),
     memory_sums="kv=0",
+    prefill_shape=PrefillShape(linear_flops_per_token=1000, attention_flops_per_pair=2),
 )
 
 
