@@ -10,6 +10,7 @@
     ├── AccessDeniedError           PERMISSION_DENIED   no
     ├── NotFoundError               NOT_FOUND           no
     ├── OverloadedError             RESOURCE_EXHAUSTED  yes, later
+    │   └── QueueTimeoutError       RESOURCE_EXHAUSTED  yes, later: it waited as long as it may
     ├── BudgetError                 RESOURCE_EXHAUSTED  no: once something that counts against it is given up
     ├── AdapterChangedError         ABORTED             yes: the adapter was loaded anew or unloaded meanwhile
     ├── UnavailableError            UNAVAILABLE         yes: no worker is ready, or it died
@@ -96,6 +97,12 @@ class OverloadedError(PrefixmeshError):
     status = "RESOURCE_EXHAUSTED"
     reason = "OVERLOADED"
     retryable = True
+
+
+class QueueTimeoutError(OverloadedError):
+    """The request waited for its first admission to a batch as long as its queue timeout, or the worker's, allows."""
+
+    reason = "QUEUE_TIMEOUT"
 
 
 class BudgetError(PrefixmeshError):

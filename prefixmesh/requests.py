@@ -40,6 +40,15 @@ MAX_REGEX_BYTES: Final = 4096
 MAX_REPETITION_PENALTY: Final = 10.0
 """Useful values are below 2; what lies far beyond flattens the distribution into noise."""
 
+MAX_BRANCHES: Final = 64
+"""Each branch is a request of its own to the engine: this many fill a batch of the default size."""
+
+MAX_PRIORITY: Final = 100
+"""Priorities go from minus this to this: enough levels for any policy, and never a number to outbid."""
+
+MAX_QUEUE_TIMEOUT_MS: Final = 3_600_000
+"""An hour; who would wait longer wants no limit, and a larger number is a mistake in units."""
+
 MAX_EXTRA_KEY_BYTES: Final = 1024
 MAX_REQUEST_ID_BYTES: Final = 256
 MAX_CHAT_MESSAGES: Final = 4096
@@ -199,12 +208,29 @@ class GenerateRequest:
     resumed_output: bytes = b""
     """Packed ids that were generated already: the beginning of the answer, which goes on after them."""
 
+    branches: int = 1
+    """Answers to compute from the one prompt. Branch *i* draws with ``branch_seed(seed, i)``. 1 to 64."""
+
+    priority: int = 0
+    """Higher goes first where the worker schedules by priority, and its prefix stays longer in a cache that evicts by priority."""
+
+    queue_timeout_ms: int = 0
+    """Most milliseconds to wait for the first admission to a batch; 0 leaves it to the worker's own limit."""
+
     client_request_id: str = ""
     """The caller's own id, for logs only; two requests may carry the same."""
 
     def __post_init__(self) -> None:
         _at_most("extra_key", _utf8_size(self.extra_key), MAX_EXTRA_KEY_BYTES, "bytes")
         _at_most("request_id", _utf8_size(self.client_request_id), MAX_REQUEST_ID_BYTES, "bytes")
+        _in_range("branches", self.branches, 1, MAX_BRANCHES)
+        _in_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        _in_range("queue_timeout_ms", self.queue_timeout_ms, 0, MAX_QUEUE_TIMEOUT_MS)
+        if self.resumed_output and self.branches > 1:
+            raise InvalidRequestError(
+                "branches",
+                f"must be 1 with resumed_output, which is the beginning of one answer; got {self.branches}",
+            )
         if len(self.resumed_output) % 4:
             raise InvalidRequestError(
                 "resumed_output",

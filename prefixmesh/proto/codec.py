@@ -36,6 +36,9 @@ def decode_generate(message: pb.GenerateRequest) -> GenerateRequest:
         adapter=message.adapter,
         extra_key=message.extra_key,
         resumed_output=message.resumed_output,
+        branches=message.branches or 1,  # absent, and from callers of before there were branches
+        priority=message.priority,
+        queue_timeout_ms=message.queue_timeout_ms,
         client_request_id=message.request_id,
     )
 
@@ -63,6 +66,9 @@ def _encode_generate(request: GenerateRequest) -> pb.GenerateRequest:
         adapter=request.adapter,
         extra_key=request.extra_key,
         resumed_output=request.resumed_output,
+        branches=request.branches if request.branches > 1 else 0,
+        priority=request.priority,
+        queue_timeout_ms=request.queue_timeout_ms,
         sampling=pb.Sampling(
             temperature=sampling.temperature,
             top_k=sampling.top_k,

@@ -1,6 +1,7 @@
 """Wire messages and domain types say the same thing, and nothing beyond a limit gets through."""
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from prefixmesh.errors import InvalidRequestError
 from prefixmesh.proto import codec
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.requests import (
+    MAX_BRANCHES,
     MAX_CHAT_MESSAGES,
     ROLES,
     ChatMessage,
@@ -64,6 +66,8 @@ REQUESTS = st.builds(
     adapter=TEXTS,
     extra_key=TEXTS,
     resumed_output=st.binary().map(lambda data: data[: len(data) // 4 * 4]),
+    priority=st.integers(-100, 100),
+    queue_timeout_ms=st.integers(0, 3_600_000),
 )
 
 
@@ -72,6 +76,33 @@ def test_a_request_survives_the_wire(request: GenerateRequest) -> None:
     """Decoding what was encoded gives the same request, through real bytes."""
     data = codec.encode_generate(request).SerializeToString()
     assert codec.decode_generate(pb.GenerateRequest.FromString(data)) == request
+
+
+@pytest.mark.parametrize("branches", [1, 2, MAX_BRANCHES])
+def test_branches_survive_the_wire(branches: int) -> None:
+    """Zero means one there, as it does to callers of before there were branches."""
+    request = GenerateRequest(prompt=TextPrompt("a"), branches=branches)
+    assert codec.decode_generate(codec.encode_generate(request)) == request
+    assert codec.decode_generate(pb.GenerateRequest(text="a", branches=0)).branches == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"branches": -1}, "branches: must be at least 1 and at most 64, got -1"),
+        ({"branches": 65}, "branches: must be at least 1 and at most 64, got 65"),
+        ({"branches": 2**31 - 1}, "branches: must be"),
+        ({"branches": 2, "resumed_output": b"1234"}, "branches: must be 1 with resumed_output"),
+        ({"priority": 101}, "priority: must be at least -100 and at most 100, got 101"),
+        ({"priority": -101}, "priority: must be"),
+        ({"queue_timeout_ms": -1}, "queue_timeout_ms: must be at least 0 and at most 3600000, got -1"),
+        ({"queue_timeout_ms": 2**63 - 1}, "queue_timeout_ms: must be"),
+    ],
+)
+def test_what_a_request_may_not_ask_for_is_refused_by_name(fields: dict[str, Any], problem: str) -> None:
+    """Field and limit, before anything is computed (F64)."""
+    with pytest.raises(InvalidRequestError, match=re.escape(problem)):
+        codec.decode_generate(pb.GenerateRequest(text="a", **fields))
 
 
 def test_absent_fields_mean_the_defaults() -> None:
