@@ -112,6 +112,9 @@ class WorkerConfig:
     port: int = 0
     """0 takes a free port."""
 
+    metrics_port: int | None = None
+    """Port of ``/metrics``, on loopback whatever ``host`` is: it asks for no credentials. 0 takes a free one, None serves none."""
+
     tickets_only: bool = False
     """Serve only calls that carry a router's ticket, also on loopback: for fleets whose router asks for API keys."""
 
@@ -123,6 +126,8 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         _check_port(self.port)
+        if self.metrics_port is not None:
+            _check_port(self.metrics_port, "metrics_port")
         if not self.worker_id:
             raise ConfigError("worker_id must not be empty")
 
@@ -185,6 +190,6 @@ def describe(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def _check_port(port: int) -> None:
+def _check_port(port: int, name: str = "port") -> None:
     if not 0 <= port <= 65535:
-        raise ConfigError(f"port must be 0 to 65535, got {port}")
+        raise ConfigError(f"{name} must be 0 to 65535, got {port}")

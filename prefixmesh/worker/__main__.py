@@ -22,6 +22,12 @@ _DEFAULTS: Final = WorkerConfig()
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--host", default=_DEFAULTS.host, show_default=True, help="Beyond loopback only tickets count.")
 @click.option("--port", type=int, default=_DEFAULTS.port, show_default=True, help="0 takes a free port.")
+@click.option(
+    "--metrics-port",
+    type=int,
+    default=_DEFAULTS.metrics_port,
+    help="Serve /metrics to this machine; 0 takes a free port.  [default: none]",
+)
 @click.option("--worker-id", default=_DEFAULTS.worker_id, show_default=True, help="Its name in the fleet.")
 @engine_options
 @click.option(
@@ -55,6 +61,7 @@ def main(**options: Any) -> None:
             worker_id=options["worker_id"],
             host=options["host"],
             port=options["port"],
+            metrics_port=options["metrics_port"],
             isolation=options["isolation"],
             tickets_only=options["tickets_only"],
         )
@@ -65,8 +72,10 @@ def main(**options: Any) -> None:
 
 
 def _announce(bound: BoundWorker) -> None:
-    """The one line on stdout: what started this program reads it."""
+    """What started this program reads it on stdout: a line, and one more where there are metrics."""
     click.echo(f"prefixmesh worker {bound.worker_id} listening on {bound.address}")
+    if bound.metrics_url is not None:
+        click.echo(f"prefixmesh worker {bound.worker_id} metrics on {bound.metrics_url}")
 
 
 if __name__ == "__main__":

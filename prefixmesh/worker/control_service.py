@@ -1,9 +1,7 @@
 """``WorkerControl``: what members of the fleet ask a worker. Every call must carry the fleet's control token."""
 
-import asyncio
 import hmac
 from dataclasses import dataclass
-from typing import Final
 
 from prefixmesh.cache.fingerprint import FINGERPRINT_VERSION
 from prefixmesh.errors import AuthenticationError
@@ -15,11 +13,8 @@ from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.rpc.identity import bearer_token
 from prefixmesh.rpc.status import AnyContext
 from prefixmesh.worker.caller import Metadata
-from prefixmesh.worker.engine_client import EngineClient
-from prefixmesh.worker.messages import EngineInfo, Stats
-
-STATS_WAIT_S: Final = 0.2
-"""How long an answer waits for the engine's newest figures. The engine answers between steps, and a step may take seconds."""
+from prefixmesh.worker.messages import EngineInfo
+from prefixmesh.worker.recent_stats import RecentStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +31,12 @@ class WorkerControlService:
     """Answers from the engine's own figures."""
 
     def __init__(
-        self, *, secret: FleetSecret, identity: WorkerIdentity, info: EngineInfo, engine: EngineClient
+        self, *, secret: FleetSecret, identity: WorkerIdentity, info: EngineInfo, stats: RecentStats
     ) -> None:
         self._control_token = secret.control_token().encode()
         self._identity = identity
         self._info = info
-        self._engine = engine
-        self._stats: Stats | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._stats = stats
 
     async def Describe(  # noqa: N802  the service's own name
         self, request: pb.DescribeRequest, context: AnyContext
@@ -51,7 +44,7 @@ class WorkerControlService:
         """Who this worker is and how fast it has been measured to be."""
         self._authenticate(context.invocation_metadata())
         info, identity = self._info, self._identity
-        stats = await self._recent_stats()
+        stats = await self._stats.read()
         return pb.DescribeResponse(
             worker_id=identity.worker_id,
             incarnation=identity.incarnation,
@@ -78,23 +71,6 @@ class WorkerControlService:
             tokenizer_digest=identity.tokenizer_digest,
             cache=encode_cache_counts(stats.cache),
         )
-
-    async def _recent_stats(self) -> Stats:
-        """The engine's figures; those it told last while a long step keeps it from answering: busy is not dead.
-
-        One question is under way at a time, and its answer counts whenever it comes. Raises UnavailableError once the engine
-        is gone.
-        """
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
-        await asyncio.wait({self._asking}, timeout=None if self._stats is None else STATS_WAIT_S)
-        if self._asking.done():
-            self._asking.result()
-        assert self._stats is not None
-        return self._stats
-
-    async def _ask(self) -> None:
-        self._stats = await self._engine.stats()
 
     def _authenticate(self, metadata: Metadata | None) -> None:
         token = bearer_token(dict(metadata or ()))

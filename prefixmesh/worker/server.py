@@ -24,10 +24,13 @@ from prefixmesh.text.answer_memory import AnswerMemory
 from prefixmesh.text.chat_template import ChatTemplate, load_chat_template
 from prefixmesh.text.prompts import PromptBuilder, text_digest
 from prefixmesh.text.tokenizer import Tokenizer, load_tokenizer
+from prefixmesh.worker.call_metrics import CountedInference
 from prefixmesh.worker.caller import CallerCheck
 from prefixmesh.worker.control_service import WorkerControlService, WorkerIdentity
 from prefixmesh.worker.engine_client import EngineClient
 from prefixmesh.worker.messages import EngineInfo
+from prefixmesh.worker.metrics import METRICS_HOST, METRICS_PATH, WorkerMetrics
+from prefixmesh.worker.recent_stats import RecentStats
 from prefixmesh.worker.running_calls import RunningCalls
 from prefixmesh.worker.service import InferenceService
 
@@ -53,6 +56,9 @@ class BoundWorker:
     incarnation: Incarnation
     memory_sums: str
     """How the memory was divided, in one line for people."""
+
+    metrics_url: str | None = None
+    """Where this machine may read its figures; None where they are not served."""
 
     @property
     def address(self) -> str:
@@ -86,6 +92,8 @@ class WorkerServer:
         self._secret = secret
         self._engine = engine if engine is not None else _make_engine(config)
         self._text = text
+        self._stats = RecentStats(self._engine)
+        self._metrics = WorkerMetrics(self._engine, self._stats)
         self._incarnation = Incarnation(secrets.randbits(64))
         self._health = health.aio.HealthServicer()
         limits = config.engine
@@ -108,8 +116,10 @@ class WorkerServer:
             # A port that is taken should not cost the time of loading a model. It is bound only after that: gRPC has no way
             # to give back a port of a server that never started.
             _probe(config.host, config.port)
+            metrics_url = await self._serve_metrics()
             info, text = await self._load()
             port = await self._serve(info, text)
+            self._metrics.describe(config.worker_id, info)
         except BaseException:
             await self._release()
             raise
@@ -121,6 +131,7 @@ class WorkerServer:
             worker_id=WorkerId(config.worker_id),
             incarnation=self._incarnation,
             memory_sums=info.memory_sums,
+            metrics_url=metrics_url,
         )
 
     async def stop(self, grace_s: float) -> None:
@@ -147,6 +158,14 @@ class WorkerServer:
         finally:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
+
+    async def _serve_metrics(self) -> str | None:
+        if self._config.metrics_port is None:
+            return None
+        port = await self._metrics.start(self._config.metrics_port)
+        url = f"http://{join_address(METRICS_HOST, port)}{METRICS_PATH}"
+        _log.info("worker_metrics url=%s", url)
+        return url
 
     async def _serve(self, info: EngineInfo, text: TextSide) -> int:
         config = self._config
@@ -177,9 +196,9 @@ class WorkerServer:
             incarnation=self._incarnation,
             tokenizer_digest=text_digest(text.tokenizer, text.template),
         )
-        control = WorkerControlService(secret=self._secret, identity=identity, info=info, engine=self._engine)
+        control = WorkerControlService(secret=self._secret, identity=identity, info=info, stats=self._stats)
         server = make_server()
-        add_service(server, INFERENCE, self._inference)
+        add_service(server, INFERENCE, CountedInference(self._inference, self._metrics.calls))
         add_service(server, CONTROL, control)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (INFERENCE.full_name, CONTROL.full_name)
@@ -222,6 +241,7 @@ class WorkerServer:
             await self._server.stop(FAREWELL_S)
         if self._inference is not None:
             self._inference.close()
+        await self._metrics.close()
 
 
 def _probe(host: str, port: int) -> None:

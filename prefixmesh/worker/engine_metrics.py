@@ -1,0 +1,107 @@
+"""The engine's own figures as Prometheus knows them: what the cache found and missed, pages, steps, speed.
+
+All of them come from one ``Stats``, which the engine makes between two steps, so that they agree with each other: hits and misses
+sum to what was asked for, pages to the pool. They are as old as ``prefixmesh_engine_stats_age_seconds`` says.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from prefixmesh.cache.ledger import LedgerRow
+from prefixmesh.worker.messages import Stats
+from prefixmesh.worker.recent_stats import RecentStats
+
+
+class EngineMetrics(Collector):
+    """What ``RecentStats`` holds when it is collected; nothing before the engine has told anything."""
+
+    def __init__(self, recent: RecentStats) -> None:
+        self._recent = recent
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, in the order of ``docs/metrics.md``."""
+        stats, age_s = self._recent.last, self._recent.age_s
+        if stats is None or age_s is None:
+            return
+        yield from _cache_families(stats.cache)
+        yield from _load_families(stats)
+        yield GaugeMetricFamily(
+            "prefixmesh_engine_stats_age_seconds",
+            "Age of every figure of the engine and the cache on this page.",
+            age_s,
+        )
+
+
+def _cache_families(row: LedgerRow) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "prefixmesh_cache_hit_rate",
+        "Share of all prompt tokens that were found cached; 0 while none was asked for.",
+        row.cache_hit_rate() or 0.0,
+    )
+    yield CounterMetricFamily(
+        "prefixmesh_cache_query_tokens",
+        "Prompt tokens looked up, each request once, at its first admission.",
+        row.prompt_tokens,
+    )
+    yield _labelled(
+        CounterMetricFamily,
+        "prefixmesh_cache_hit_tokens",
+        "Prompt tokens found cached, by tier.",
+        "tier",
+        row.hit_tokens._asdict(),
+    )
+    yield _labelled(
+        CounterMetricFamily,
+        "prefixmesh_cache_miss_tokens",
+        "Prompt tokens that had to be computed, by cause.",
+        "cause",
+        row.miss_tokens._asdict(),
+    )
+    yield CounterMetricFamily("prefixmesh_cache_queries", "Requests that looked up the cache.", row.requests)
+
+
+def _load_families(stats: Stats) -> Iterator[Metric]:
+    cached = stats.evictable_pages + stats.protected_pages
+    pages = {
+        "free": stats.free_pages,
+        "evictable": stats.evictable_pages,
+        "protected": stats.protected_pages,
+        "private": stats.total_pages - stats.free_pages - cached,
+    }
+    yield _labelled(
+        GaugeMetricFamily, "prefixmesh_kv_pages", "Pages of the KV pool, by who holds them.", "state", pages
+    )
+    yield GaugeMetricFamily("prefixmesh_engine_running_requests", "Requests in the batch.", stats.running)
+    yield GaugeMetricFamily("prefixmesh_engine_queued_requests", "Requests waiting for it.", stats.queued)
+    yield CounterMetricFamily("prefixmesh_engine_steps", "Steps computed.", stats.steps)
+    yield CounterMetricFamily(
+        "prefixmesh_engine_double_releases",
+        "Cache locks released twice: bugs that were survived.",
+        stats.double_releases,
+    )
+    yield GaugeMetricFamily(
+        "prefixmesh_engine_prefill_tokens_per_second",
+        "Speed of prefill, a moving average.",
+        stats.prefill_tokens_per_s,
+    )
+    yield GaugeMetricFamily(
+        "prefixmesh_engine_decode_step_seconds",
+        "Time of a decode step, a moving average.",
+        stats.decode_step_ms / 1e3,
+    )
+
+
+def _labelled(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    documentation: str,
+    label: str,
+    values: Mapping[str, float],
+) -> Metric:
+    family = kind(name, documentation, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
+    return family

@@ -1,0 +1,65 @@
+"""The engine's figures for whoever asks often: the newest that it has told, without ever waiting long for newer ones.
+
+An engine answers between two steps, and a step may take seconds. Busy is not dead, so what was told last counts until something
+newer is known, and its age is told beside it. However many ask, one question at a time is under way.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from prefixmesh.worker.engine_client import EngineClient
+from prefixmesh.worker.messages import Stats
+
+STATS_WAIT_S: Final = 0.2
+"""How long whoever asks waits for figures newer than those told last."""
+
+
+class RecentStats:
+    """Figures of one engine; one event loop owns them."""
+
+    def __init__(self, engine: EngineClient, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._asking: asyncio.Task[None] | None = None
+        self._told_at = 0.0
+        self.last: Stats | None = None
+        """What was told last; None before the first answer."""
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the engine answered last; None before the first answer."""
+        return None if self.last is None else self._clock() - self._told_at
+
+    async def read(self) -> Stats:
+        """The newest figures: waits for the first ones as long as it takes, for newer ones ``STATS_WAIT_S``.
+
+        Raises UnavailableError once the engine is gone.
+        """
+        asking = self._ask()
+        await asyncio.wait({asking}, timeout=None if self.last is None else STATS_WAIT_S)
+        if asking.done():
+            asking.result()
+        assert self.last is not None
+        return self.last
+
+    async def refresh(self) -> None:
+        """Have ``last`` as new as can be within ``STATS_WAIT_S``; an engine that is gone changes nothing."""
+        await asyncio.wait({self._ask()}, timeout=STATS_WAIT_S)
+
+    def _ask(self) -> "asyncio.Task[None]":
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._take_answer())
+            self._asking.add_done_callback(_look_at)
+        return self._asking
+
+    async def _take_answer(self) -> None:
+        self.last = await self._engine.stats()
+        self._told_at = self._clock()
+
+
+def _look_at(asked: "asyncio.Task[None]") -> None:
+    """Nobody may be left to be told that a late question failed, and that is no reason for a warning."""
+    if not asked.cancelled():
+        asked.exception()
