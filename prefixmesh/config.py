@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from prefixmesh.adapter_names import NAME_RULE, split_adapter_setting
 from prefixmesh.cache.namespace import Isolation
 from prefixmesh.errors import ConfigError
 
@@ -74,6 +75,15 @@ class EngineConfig:
     threads: int = 0
     """CPU threads for the model's arithmetic; 0 lets torch choose."""
 
+    adapter_root: str | None = None
+    """The folder below which LoRA adapters lie; none is read from anywhere else. Without one the engine knows no adapters."""
+
+    adapters: tuple[str, ...] = ()
+    """Adapters to load at start, ``NAME=PATH`` each, the path relative to ``adapter_root``."""
+
+    max_resident_adapters: int = 8
+    """Most adapters whose weights are in the device's memory at once; memory is set aside for so many."""
+
     def __post_init__(self) -> None:
         size = self.page_size
         if not 1 <= size <= MAX_PAGE_SIZE or size & (size - 1):
@@ -92,12 +102,21 @@ class EngineConfig:
             raise ConfigError(
                 f"max_total_tokens must hold at least one page of {size}, got {self.max_total_tokens}"
             )
-        for name in ("max_running_requests", "max_queued_requests"):
+        self._check_adapters()
+        for name in ("max_running_requests", "max_queued_requests", "max_resident_adapters"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("chunked_prefill_size", "threads"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
+
+    def _check_adapters(self) -> None:
+        if self.adapters and self.adapter_root is None:
+            raise ConfigError("adapters need an adapter_root that they lie in")
+        for setting in self.adapters:
+            name, path = split_adapter_setting(setting)
+            if not (name and path):
+                raise ConfigError(f"adapters must be NAME=PATH each, the name {NAME_RULE}, got {setting!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

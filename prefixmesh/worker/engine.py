@@ -21,14 +21,20 @@ from prefixmesh.worker.logit_rules import RuledRow, apply_rules
 from prefixmesh.worker.logprobs import model_logprobs, read_logprobs
 from prefixmesh.worker.messages import (
     Abort,
+    AdapterAnswer,
+    AdapterCommand,
     Ended,
+    EngineCommand,
     EngineInfo,
     Event,
     Flush,
     GetStats,
+    ListAdapters,
+    LoadAdapter,
     Refused,
     Stats,
     Submit,
+    UnloadAdapter,
 )
 from prefixmesh.worker.sampling import sample
 from prefixmesh.worker.scheduler import IN_USE, NO_LOGPROBS, Scheduler, Step
@@ -74,7 +80,7 @@ class EngineCore:
         """Whether any request is waiting or running."""
         return self._scheduler.has_work or len(self._grammars) > 0
 
-    def handle(self, command: Submit | Abort | GetStats | Flush, now: float) -> list[Event]:
+    def handle(self, command: EngineCommand, now: float) -> list[Event]:
         """Take one command as it came from a front."""
         match command:
             case Submit():
@@ -86,6 +92,8 @@ class EngineCore:
                 return []
             case GetStats():
                 return [self.stats()]
+            case LoadAdapter() | UnloadAdapter() | ListAdapters():
+                return [_no_adapters(command)]
 
     def submit(self, command: Submit, now: float) -> list[Event]:
         """Queue a request; the events say at once when it is refused. One with a grammar waits beside the queue until that is compiled."""
@@ -195,6 +203,13 @@ def _never_began(request_id: str) -> Ended:
         first_token_ms=0.0,
         decode_ms=0.0,
     )
+
+
+def _no_adapters(command: AdapterCommand) -> AdapterAnswer:
+    if isinstance(command, ListAdapters):
+        return AdapterAnswer(question=command.question)
+    problem = "this engine knows no adapters"
+    return AdapterAnswer(question=command.question, error="not_found", field="name", problem=problem)
 
 
 def _no_grammars(command: Submit) -> AnswerGrammar:

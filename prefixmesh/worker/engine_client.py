@@ -7,7 +7,16 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from prefixmesh.worker.messages import Admitted, Ended, EngineInfo, Refused, Stats, Submit, TokensOut
+from prefixmesh.worker.messages import (
+    AdapterInfo,
+    Admitted,
+    Ended,
+    EngineInfo,
+    Refused,
+    Stats,
+    Submit,
+    TokensOut,
+)
 
 RequestEvent = Admitted | TokensOut | Ended | Refused
 
@@ -42,6 +51,23 @@ class EngineClient(Protocol):
 
     async def flush(self) -> None:
         """Empty the prefix cache; returns when it is done."""
+        ...
+
+    async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> AdapterInfo:
+        """Make the LoRA adapter in the folder ``path``, relative to the adapter root, known under ``name``.
+
+        What is malformed, outside the root or does not fit the model is refused at once, whatever the engine is computing:
+        InvalidRequestError, with the field ``name``, ``path`` or ``pinned``. BudgetError when there is no room for one more name, or
+        for one more pin; OverloadedError when too many are being loaded. Takes the time of reading all its bytes once.
+        """
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget a name; new requests by its digest are refused at once. Returns when those that had it have ended. NotFoundError."""
+        ...
+
+    async def list_adapters(self) -> tuple[AdapterInfo, ...]:
+        """All names, sorted, after the step the engine is in."""
         ...
 
     async def close(self) -> None:

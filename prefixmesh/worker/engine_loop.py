@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from prefixmesh.worker.messages import Abort, Command, Event, Flush, GetStats, Shutdown, Submit
+from prefixmesh.worker.messages import Command, EngineCommand, Event, Shutdown, Submit
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Core(Protocol):
         """Whether ``step`` has anything to do."""
         ...
 
-    def handle(self, command: Submit | Abort | GetStats | Flush, now: float) -> list[Event]:
+    def handle(self, command: EngineCommand, now: float) -> list[Event]:
         """Take one command."""
         ...
 

@@ -4,10 +4,22 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from prefixmesh.errors import InternalError, PrefixmeshError
 from prefixmesh.worker.engine_client import RequestEvent
-from prefixmesh.worker.messages import Abort, Command, Ended, Event, GetStats, Refused, Stats, Submit
+from prefixmesh.worker.messages import (
+    Abort,
+    AdapterAnswer,
+    AdapterCommand,
+    Command,
+    Ended,
+    Event,
+    GetStats,
+    Refused,
+    Stats,
+    Submit,
+)
 
 
 class EventStreams:
@@ -24,6 +36,8 @@ class EventStreams:
         self._drained = drained
         self._queues: dict[str, asyncio.Queue[RequestEvent | None]] = {}
         self._stats: deque[asyncio.Future[Stats]] = deque()
+        self._questions: dict[int, asyncio.Future[AdapterAnswer]] = {}
+        self._last_question = 0
         self._gone: PrefixmeshError | None = None
         self.closed = asyncio.Event()
 
@@ -70,6 +84,19 @@ class EventStreams:
         self._stats.append(waiter)
         return await waiter
 
+    async def ask(self, make: Callable[[int], AdapterCommand]) -> AdapterAnswer:
+        """Send the command that ``make`` makes with a number, and wait for the answer with that number: they come in any order."""
+        self._check_alive()
+        self._last_question += 1
+        number = self._last_question
+        waiter: asyncio.Future[AdapterAnswer] = asyncio.get_running_loop().create_future()
+        self._send(make(number))
+        self._questions[number] = waiter
+        try:
+            return await waiter
+        finally:
+            self._questions.pop(number, None)
+
     def dispatch(self, events: Sequence[Event]) -> None:
         """Give each event to its stream; what belongs to streams that were closed is dropped."""
         if self._gone is not None:
@@ -79,6 +106,11 @@ class EventStreams:
                 waiter = self._stats.popleft()
                 if not waiter.done():
                     waiter.set_result(event)
+                continue
+            if isinstance(event, AdapterAnswer):
+                answered = self._questions.get(event.question)
+                if answered is not None and not answered.done():
+                    answered.set_result(event)
                 continue
             queue = self._queues.get(event.request_id)
             if queue is not None:
@@ -91,10 +123,12 @@ class EventStreams:
         self._gone = error
         for queue in self._queues.values():
             queue.put_nowait(None)
-        for waiter in self._stats:
+        waiters: list[asyncio.Future[Any]] = [*self._stats, *self._questions.values()]
+        for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(error)
         self._stats.clear()
+        self._questions.clear()
         self.closed.set()
 
     def _check_alive(self) -> None:

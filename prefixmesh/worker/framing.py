@@ -12,16 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from prefixmesh.errors import FrameError
-from prefixmesh.worker.messages import (
-    Abort,
-    Command,
-    EngineInfo,
-    Flush,
-    GetStats,
-    Shutdown,
-    StepEvents,
-    Submit,
-)
+from prefixmesh.worker.messages import Command, EngineInfo, StepEvents
 
 MAX_FRAME_BYTES: Final = 64 * 2**20
 """The largest message is a prompt of 4 bytes a token: room for 16 million tokens."""
@@ -51,9 +42,7 @@ class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 FromEngine = Loading | Ready | StartFailed | StepEvents
 
 _encoder = msgspec.msgpack.Encoder()
-_command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(
-    Submit | Abort | GetStats | Flush | Shutdown
-)
+_command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _from_engine_decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(
     Loading | Ready | StartFailed | StepEvents
 )

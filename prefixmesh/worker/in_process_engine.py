@@ -9,12 +9,13 @@ from typing import Final
 
 from prefixmesh.config import EngineConfig
 from prefixmesh.errors import InternalError, OverloadedError, PrefixmeshError, UnavailableError
+from prefixmesh.worker.adapter_calls import AdapterCalls
 from prefixmesh.worker.engine import EngineCore
 from prefixmesh.worker.engine_builder import build_engine
 from prefixmesh.worker.engine_client import RequestEvent
 from prefixmesh.worker.engine_loop import CommandInbox, run_engine_loop
 from prefixmesh.worker.event_streams import EventStreams
-from prefixmesh.worker.messages import Command, EngineInfo, Event, Flush, Shutdown, Stats, Submit
+from prefixmesh.worker.messages import AdapterInfo, Command, EngineInfo, Event, Flush, Shutdown, Stats, Submit
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class InProcessEngine:
         self._make_core = make_core or (lambda: build_engine(config))
         self._inbox = CommandInbox()
         self._streams = EventStreams(self._send, _at_once)
+        self._adapters = AdapterCalls(config.adapter_root, self._streams.ask)
         self._thread: threading.Thread | None = None
 
     @property
@@ -44,7 +46,9 @@ class InProcessEngine:
             target=self._run, args=(loop, ready), name="prefixmesh-engine", daemon=True
         )
         self._thread.start()
-        return await ready
+        info = await ready
+        self._adapters.linear_sizes = info.linear_sizes
+        return info
 
     def submit(self, command: Submit) -> AsyncGenerator[RequestEvent, None]:
         """See ``EngineClient.submit``."""
@@ -62,6 +66,18 @@ class InProcessEngine:
         """Commands are taken in order, so the answer to a later question proves the flush done."""
         self._send(Flush())
         await self._streams.stats()
+
+    async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> AdapterInfo:
+        """See ``EngineClient.load_adapter``."""
+        return await self._adapters.load(name, path, pinned=pinned)
+
+    async def unload_adapter(self, name: str) -> None:
+        """See ``EngineClient.unload_adapter``."""
+        await self._adapters.unload(name)
+
+    async def list_adapters(self) -> tuple[AdapterInfo, ...]:
+        """See ``EngineClient.list_adapters``."""
+        return await self._adapters.list()
 
     async def close(self) -> None:
         """End the thread after the step it is in."""

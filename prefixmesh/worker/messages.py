@@ -9,10 +9,32 @@ from typing import Literal
 import msgspec
 
 from prefixmesh.cache.ledger import LedgerRow
+from prefixmesh.model_files.linear_sizes import NO_LINEARS, LinearSizes
 from prefixmesh.worker.prefill_savings import PrefillShape
 
 EndReason = Literal["stop", "length", "aborted", "failed", "no_room"]
 """``no_room``: the KV pool has too few pages that this request may have, and nobody runs who would give some back."""
+
+
+class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One name under which a LoRA adapter is known to the engine, and the state of its weights."""
+
+    name: str
+    digest: str
+    """BLAKE2b of its content, in hexadecimal: what ``Submit.adapter`` names, and what enters the namespace."""
+
+    rank: int
+    """The largest of any of its modules."""
+
+    size_bytes: int
+    """Of its weights, when resident."""
+
+    resident: bool
+    """Whether its weights are in the device's memory now."""
+
+    pinned: bool
+    running_requests: int
+    """Requests of its content that are running or wait, under whichever name they came."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +59,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     prefill_shape: PrefillShape
     """What a token of a prompt costs the model, so that the front can tell what a hit saves."""
+
+    linear_sizes: LinearSizes = NO_LINEARS
+    """What adapters may change: with it the front refuses at once what does not fit."""
+
+    adapters: tuple[AdapterInfo, ...] = ()
+    """Those that the settings name, loaded already."""
 
 
 class EngineSampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +134,10 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     priority: int = 0
     """What the request's prefix is worth to an eviction by priority: higher stays longer."""
 
+    adapter: str = ""
+    """Digest of the LoRA adapter to answer with (``AdapterInfo.digest``); empty is the base model. ``namespace`` must be
+    derived from the same digest, or KV of different weights would be shared."""
+
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Front to engine: stop a request in whatever state it is, within one step. Unknown ids are ignored."""
@@ -121,11 +153,45 @@ class Flush(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Front to engine: empty the prefix cache."""
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Front to engine: make an adapter known under a name. Known already with other content: the name means the new one from
+    then on, and requests of the old one run to their end."""
+
+    question: int
+    """Number of the ``AdapterAnswer``."""
+
+    name: str
+    path: str
+    """Of its folder, relative to the adapter root."""
+
+    pinned: bool = False
+    """Its weights stay resident, never replaced by those of others."""
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Front to engine: forget a name; the answer comes when the requests that had its content by then have ended."""
+
+    question: int
+    name: str
+
+
+class ListAdapters(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Front to engine: send all names."""
+
+    question: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Front to engine: end now."""
 
 
-Command = Submit | Abort | GetStats | Flush | Shutdown
+AdapterCommand = LoadAdapter | UnloadAdapter | ListAdapters
+"""What is answered by an ``AdapterAnswer``."""
+
+EngineCommand = Submit | Abort | GetStats | Flush | AdapterCommand
+"""What the engine's core takes."""
+
+Command = EngineCommand | Shutdown
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -197,7 +263,22 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     steps: int
 
 
-Event = Admitted | TokensOut | Ended | Refused | Stats
+AdapterProblem = Literal["invalid", "not_found", "over_budget", "overloaded"]
+
+
+class AdapterAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to one ``AdapterCommand``: the adapter that was loaded, all of them for a list, none after an unload."""
+
+    question: int
+    adapters: tuple[AdapterInfo, ...] = ()
+    error: AdapterProblem | None = None
+    """Set when it was refused; ``field`` and ``problem`` say why."""
+
+    field: str = ""
+    problem: str = ""
+
+
+Event = Admitted | TokensOut | Ended | Refused | Stats | AdapterAnswer
 
 
 class StepEvents(msgspec.Struct, frozen=True, kw_only=True, tag=True):

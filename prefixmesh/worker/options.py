@@ -123,6 +123,25 @@ _OPTIONS = (
         show_default=True,
         help="CPU threads for the model's arithmetic; 0 lets torch choose.",
     ),
+    click.option(
+        "--adapter-root",
+        default=_DEFAULTS.adapter_root,
+        help="The folder that LoRA adapters lie below; without it none can be loaded.",
+    ),
+    click.option(
+        "--adapter",
+        "adapters",
+        multiple=True,
+        metavar="NAME=PATH",
+        help="A LoRA adapter to load at start, its path relative to --adapter-root; may be given several times.",
+    ),
+    click.option(
+        "--max-resident-adapters",
+        type=int,
+        default=_DEFAULTS.max_resident_adapters,
+        show_default=True,
+        help="Most adapters whose weights are in the device's memory at once.",
+    ),
 )
 
 _FIELDS = tuple(EngineConfig.__dataclass_fields__)

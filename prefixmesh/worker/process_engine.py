@@ -25,6 +25,7 @@ from prefixmesh.errors import (
     PrefixmeshError,
     UnavailableError,
 )
+from prefixmesh.worker.adapter_calls import AdapterCalls
 from prefixmesh.worker.engine_client import RequestEvent
 from prefixmesh.worker.event_streams import EventStreams
 from prefixmesh.worker.framing import (
@@ -36,7 +37,16 @@ from prefixmesh.worker.framing import (
     encode_frame,
     read_frame,
 )
-from prefixmesh.worker.messages import Command, EngineInfo, Flush, Shutdown, Stats, StepEvents, Submit
+from prefixmesh.worker.messages import (
+    AdapterInfo,
+    Command,
+    EngineInfo,
+    Flush,
+    Shutdown,
+    Stats,
+    StepEvents,
+    Submit,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +67,7 @@ class ProcessEngine:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._streams = EventStreams(self._send, self._drained)
+        self._adapters = AdapterCalls(config.adapter_root, self._streams.ask)
         self._writer: asyncio.StreamWriter | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -88,6 +99,7 @@ class ProcessEngine:
         except BaseException:
             await self.close()
             raise
+        self._adapters.linear_sizes = info.linear_sizes
         self._reading = asyncio.create_task(self._read(reader))
         return info
 
@@ -107,6 +119,18 @@ class ProcessEngine:
         """Commands are taken in order, so the answer to a later question proves the flush done."""
         self._send(Flush())
         await self._streams.stats()
+
+    async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> AdapterInfo:
+        """See ``EngineClient.load_adapter``."""
+        return await self._adapters.load(name, path, pinned=pinned)
+
+    async def unload_adapter(self, name: str) -> None:
+        """See ``EngineClient.unload_adapter``."""
+        await self._adapters.unload(name)
+
+    async def list_adapters(self) -> tuple[AdapterInfo, ...]:
+        """See ``EngineClient.list_adapters``."""
+        return await self._adapters.list()
 
     async def close(self) -> None:
         """Ask the process to end, and end it; nothing of it is left when this returns."""

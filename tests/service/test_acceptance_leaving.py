@@ -23,7 +23,7 @@ from prefixmesh.rpc.channel import open_channel
 from prefixmesh.worker.engine import EngineCore
 from prefixmesh.worker.engine_builder import build_engine
 from prefixmesh.worker.in_process_engine import InProcessEngine
-from prefixmesh.worker.messages import Abort, Command, EngineInfo, Event, Flush, GetStats, Stats, Submit
+from prefixmesh.worker.messages import Abort, Command, EngineCommand, EngineInfo, Event, Stats, Submit
 from prefixmesh.worker.server import WorkerServer
 from tests.support.router_kit import token_request
 from tests.support.servers import eventually, rest_of, running_worker
@@ -59,7 +59,7 @@ class SteppedCore:
     def has_work(self) -> bool:
         return self.core.has_work
 
-    def handle(self, command: Submit | Abort | GetStats | Flush, now: float) -> list[Event]:
+    def handle(self, command: EngineCommand, now: float) -> list[Event]:
         return self.core.handle(command, now)
 
     def step(self, now: float) -> list[Event]:

@@ -5,6 +5,7 @@ early aborts, a dead engine fails every stream. Its cache is the longest common 
 """
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Final
 
@@ -12,12 +13,14 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from prefixmesh.cache.ledger import Hits, LedgerRow, Misses
-from prefixmesh.errors import PrefixmeshError, UnavailableError
+from prefixmesh.errors import NotFoundError, PrefixmeshError, UnavailableError
+from prefixmesh.model_files.peft_adapter import check_adapter_name
 from prefixmesh.text.backend import byte_level_alphabet
 from prefixmesh.text.tokenizer import Tokenizer
 from prefixmesh.tokens import unpack
 from prefixmesh.worker.engine_client import RequestEvent
 from prefixmesh.worker.messages import (
+    AdapterInfo,
     Admitted,
     Ended,
     EndReason,
@@ -91,6 +94,9 @@ class ScriptedEngine:
         self.aborted: list[str] = []
         self.running: set[str] = set()
         self.started = False
+        self.adapters: dict[str, AdapterInfo] = {}
+        """Loaded as told: the digest of each is that of its path."""
+
         self.closed = asyncio.Event()
         self._to_abort: set[str] = set()
         self._seen: dict[bytes, set[bytes]] = {}
@@ -150,6 +156,31 @@ class ScriptedEngine:
 
     async def flush(self) -> None:
         self._seen.clear()
+
+    async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> AdapterInfo:
+        self._check_alive()
+        check_adapter_name(name)
+        digest = hashlib.blake2b(path.encode(), digest_size=32).hexdigest()
+        self.adapters[name] = AdapterInfo(
+            name=name,
+            digest=digest,
+            rank=8,
+            size_bytes=1000,
+            resident=pinned,
+            pinned=pinned,
+            running_requests=0,
+        )
+        return self.adapters[name]
+
+    async def unload_adapter(self, name: str) -> None:
+        self._check_alive()
+        check_adapter_name(name)
+        if self.adapters.pop(name, None) is None:
+            raise NotFoundError(f"no adapter has the name {name!r}")
+
+    async def list_adapters(self) -> tuple[AdapterInfo, ...]:
+        self._check_alive()
+        return tuple(self.adapters[name] for name in sorted(self.adapters))
 
     async def close(self) -> None:
         self.closed.set()

@@ -49,6 +49,9 @@ def test_every_field_has_its_flag() -> None:
         attention_backend="torch",
         cuda_graphs=False,
         threads=2,
+        adapter_root="adapters",
+        adapters=("one=first", "two=nested/second"),
+        max_resident_adapters=2,
     )
     flags: list[str] = []
     for field in dataclasses.fields(EngineConfig):
@@ -57,6 +60,9 @@ def test_every_field_has_its_flag() -> None:
         assert getattr(changed, field.name) != getattr(EngineConfig(), field.name)
         if field.name == "cuda_graphs":
             flags.append("--disable-cuda-graphs")
+            continue
+        if field.name == "adapters":  # one flag for each
+            flags += [part for adapter in changed.adapters for part in ("--adapter", adapter)]
             continue
         flags += [f"--{field.name.replace('_', '-')}", str(getattr(changed, field.name))]
     assert parse(*flags) == changed
