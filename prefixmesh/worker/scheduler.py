@@ -13,13 +13,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-import numpy as np
-
-from prefixmesh import tokens
 from prefixmesh.cache.base import PrefixCache
 from prefixmesh.cache.ledger import CacheLedger
 from prefixmesh.cache.pages import PageAllocator
-from prefixmesh.config import SchedulePolicy
 from prefixmesh.errors import InvariantError
 from prefixmesh.worker.admission import AdmissionQueue, AdmissionRound, shared_tokens
 from prefixmesh.worker.answer_grammar import AnswerGrammar
@@ -27,10 +23,11 @@ from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.kv_manager import KvManager
 from prefixmesh.worker.messages import Admitted, EndReason, Event, Refused, Submit, TokenLogprobs, TokensOut
 from prefixmesh.worker.plan_builder import StepPart, build_plan
+from prefixmesh.worker.refusals import find_refusal
 from prefixmesh.worker.request import Phase, Request
-
-UNCHUNKED_STEP_TOKENS: Final = 8192
-"""With chunking off, prompts join a step until it has so many tokens: activations need memory too."""
+from prefixmesh.worker.running_batch import RunningBatch
+from prefixmesh.worker.scheduler_config import SchedulerConfig as SchedulerConfig
+from prefixmesh.worker.scheduler_invariants import broken_rules
 
 NO_ROOM: Final = "the KV pool has no room for this request: what is left of it is kept for others"
 
@@ -38,31 +35,6 @@ IN_USE: Final = "a request with this id is being served"
 NO_LOGPROBS: Final[Mapping[int, TokenLogprobs]] = MappingProxyType({})
 
 _MS_PER_S = 1000.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SchedulerConfig:
-    """What the scheduler must know; the engine fills it from ``EngineConfig`` and the model."""
-
-    max_running_requests: int
-    max_queued_requests: int
-    chunked_prefill_size: int
-    """Most prompt tokens in one step; 0 computes each prompt whole."""
-
-    schedule_policy: SchedulePolicy
-    context_length: int
-    """Most tokens of prompt and answer together, by the model."""
-
-    vocab_size: int
-    shares_prefixes: bool = True
-    """False when the cache keeps nothing: then nobody waits for another one's prefix."""
-
-    hold_min_tokens: int = 32
-    """A request waits for another one's prefill when that will save it at least so many tokens; less is computed as fast."""
-
-    decode_room_tokens: int = 32
-    """An admission leaves every running request room to grow by so many tokens (or by what it may still generate): too little
-    preempts soon after, too much leaves the pool idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +61,7 @@ class Scheduler:
         """What the prompts of all requests found in the cache, each counted at its first admission."""
 
         self._queue = AdmissionQueue(config.schedule_policy, config.max_queued_requests)
-        self._running: list[Request] = []
+        self._batch = RunningBatch()
         self._requests: dict[str, Request] = {}
         self._events: list[Event] = []
         self._pages_short = False
@@ -107,8 +79,8 @@ class Scheduler:
 
     @property
     def running(self) -> Sequence[Request]:
-        """Admitted requests, in order of admission."""
-        return self._running
+        """Admitted requests, in order of admission. O(running)."""
+        return list(self._batch)
 
     @property
     def queued(self) -> int:
@@ -146,16 +118,13 @@ class Scheduler:
         """Decide the next step; None when there is nothing to compute. Every running request is in it at most once, and a
         decoding one always. Cost O(running + window probes)."""
         preempted = self._grow_decoders(now)
-        parts = [
-            StepPart(request, 1, True) for request in self._running if request.phase is Phase.DECODING
-        ]  # fmt: skip
+        parts = [StepPart(request, 1, True) for request in self._batch.decoding]
         decoding = len(parts)
-        budget = self._config.chunked_prefill_size or UNCHUNKED_STEP_TOKENS
-        for request in self._running:
+        budget = self._config.step_tokens
+        for request in self._batch.prefilling:
             if budget <= 0:
                 break
-            if request.phase is Phase.PREFILLING:
-                budget -= self._add_prefill(request, budget, parts)
+            budget -= self._add_prefill(request, budget, parts)
         if not preempted:
             # Right after a preemption nobody is admitted: the pages just freed are for those who were short.
             self._admit(budget, parts, now)
@@ -192,7 +161,7 @@ class Scheduler:
             if request.phase is Phase.PREFILLING:
                 self.kv.commit(request, now)
                 if request.computed == request.length:
-                    request.phase = Phase.DECODING
+                    self._batch.start_decoding(request)
             if samples:
                 self._take_token(request, next_tokens[index], now, logprobs.get(index))
             elif request.phase is Phase.DECODING:
@@ -211,42 +180,21 @@ class Scheduler:
         self._pages_short = False
 
     def _refusal(self, command: Submit) -> Refused | None:
-        prompt_tokens, max_tokens = tokens.count(command.tokens), command.sampling.max_tokens
-        limit, vocab_size = self.token_limit, self._config.vocab_size
-        field = problem = ""
         if command.request_id in self._requests:
-            field, problem = "request_id", IN_USE
-        elif not prompt_tokens:
-            field, problem = "prompt", "the prompt must not be empty"
-        elif prompt_tokens > limit:
-            field, problem = "prompt", f"at most {limit} tokens allowed, got {prompt_tokens}"
-        elif prompt_tokens + max_tokens > limit:
-            field = "sampling.max_tokens"
-            problem = f"at most {limit - prompt_tokens} allowed for a prompt of {prompt_tokens} tokens, got {max_tokens}"
-        elif int(tokens.unpack(command.tokens).max()) >= vocab_size:
-            field, problem = "tokens.ids", f"ids must be below the vocabulary's size, {vocab_size}"
-        elif tokens.count(command.resumed) > max_tokens:
-            field = "resumed_output"
-            problem = f"at most max_tokens, {max_tokens}, allowed, got {tokens.count(command.resumed)} tokens"
-        elif command.resumed and int(tokens.unpack(command.resumed).max()) >= vocab_size:
-            field, problem = "resumed_output", f"ids must be below the vocabulary's size, {vocab_size}"
-        elif max(command.sampling.bias_ids, default=0) >= vocab_size:
-            field, problem = "sampling.logit_bias", f"ids must be below the vocabulary's size, {vocab_size}"
-        elif self._queue.full:
+            return Refused(request_id=command.request_id, field="request_id", problem=IN_USE)
+        refusal = find_refusal(command, token_limit=self.token_limit, vocab_size=self._config.vocab_size)
+        if refusal is None and self._queue.full:
             problem = f"{self._config.max_queued_requests} requests are waiting already"
-        return Refused(request_id=command.request_id, field=field, problem=problem) if problem else None
+            return Refused(request_id=command.request_id, field="", problem=problem)
+        return refusal
 
     def _grow_decoders(self, now: float) -> bool:
         """A page for every decoding request that stands at a page's end; returns whether that took a preemption."""
         preempted = False
         page_size = self.kv.page_size
-        short = [
-            request
-            for request in self._running
-            if request.phase is Phase.DECODING and request.computed == request.pages * page_size
-        ]
+        short = [request for request in self._batch.decoding if request.computed == request.pages * page_size]
         while not self.kv.extend(short):
-            victim = min(reversed(self._running), key=_loss)
+            victim = min(reversed(list(self._batch)), key=_loss)
             self._preempt(victim, now)
             preempted = True
             if victim in short:
@@ -255,7 +203,7 @@ class Scheduler:
 
     def _preempt(self, request: Request, now: float) -> None:
         self.kv.release(request, keep=True, now=now)
-        self._running.remove(request)
+        self._batch.remove(request)
         request.phase = Phase.PREEMPTED
         self._queue.put_back(request)
         self._pages_short = False
@@ -267,21 +215,21 @@ class Scheduler:
         return size
 
     def _admit(self, budget: int, parts: list[StepPart], now: float) -> None:
-        if not len(self._queue) or budget <= 0 or (self._pages_short and self._running):
+        if not len(self._queue) or budget <= 0 or (self._pages_short and self._batch):
             return
         admissions: AdmissionRound | None = None
         room = 0
-        while budget > 0 and len(self._running) < self._config.max_running_requests and len(self._queue):
+        while budget > 0 and len(self._batch) < self._config.max_running_requests and len(self._queue):
             if admissions is None:
                 admissions = self._queue.open_round(self.kv.peek)
-                room = sum(self._growth_pages(running) for running in self._running)
+                room = sum(self._growth_pages(running) for running in self._batch)
             request = admissions.pick(self._is_held)
             if request is None:
                 return
             growth = self._growth_pages(request)
             if not self.kv.admit(request, room + growth, now):
                 self._pages_short = True
-                if self._running:
+                if self._batch:
                     return
                 # Alone in the pool and no room: what the others' floors keep, nobody will give back.
                 self._end(request, "no_room", now, NO_ROOM)
@@ -294,8 +242,7 @@ class Scheduler:
 
     def _start(self, request: Request, now: float) -> None:
         self._queue.remove(request)
-        self._running.append(request)
-        request.phase = Phase.PREFILLING
+        self._batch.add(request)
         if request.admitted_at is not None:
             return
         request.admitted_at = now
@@ -313,8 +260,8 @@ class Scheduler:
         if not self._config.shares_prefixes:
             return False
         worth = self._config.hold_min_tokens
-        for other in self._running:
-            if other.phase is Phase.PREFILLING and other.length - other.computed >= worth:
+        for other in self._batch.prefilling:
+            if other.length - other.computed >= worth:
                 shared = min(shared_tokens(candidate, other), candidate.length - 1)
                 if shared - max(other.computed, cached_tokens) >= worth:
                     return True
@@ -357,7 +304,7 @@ class Scheduler:
         if request.phase in (Phase.PREFILLING, Phase.DECODING):
             # What failed may be wrong: only what was complete before is kept then.
             self.kv.release(request, keep=reason != "failed", now=now)
-            self._running.remove(request)
+            self._batch.remove(request)
         else:
             self._queue.remove(request)
         request.phase = Phase.ENDED
@@ -367,46 +314,21 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Recompute the page sums and every request's ranges; raises InvariantError with the state printed. O(pool)."""
-        running = self._running
-        private = [request.page_table[request.shared_pages : request.pages] for request in running]
-        pages = np.concatenate(private) if private else np.zeros(0, dtype=np.int32)
-        self.kv.check_invariants(pages)
         self.ledger.check_invariants()
-        kv = self.kv
-        groups = {
-            "free + evictable + protected + private == total": kv.free_pages
-            + kv.evictable_pages
-            + kv.protected_pages
-            + len(pages)
-            == kv.total_pages,
-            "a private page has one owner": len(np.unique(pages)) == len(pages),
-            "running requests hold a lock and the pages of what is computed": all(
-                request.receipt is not None
-                and request.shared_pages * kv.page_size <= request.computed
-                and request.computed <= min(request.length, request.pages * kv.page_size)
-                for request in running
-            ),
-            "a decoding request lacks only its last token's KV": all(
-                request.computed == request.length - 1
-                for request in running
-                if request.phase is Phase.DECODING
-            ),
-            "only the running hold locks, one each": kv.receipts_out == len(running),
-            "who waits owns nothing": all(
-                request.receipt is None and request.pages == 0 for request in self._queue.requests()
-            ),
-            "queue and batch are within their bounds": self._queue.check_bounds()
-            and len(running) <= self._config.max_running_requests,
-            "every request is in one place": len(running) + len(self._queue) == len(self._requests),
-        }
-        broken = [name for name, holds in groups.items() if not holds]
+        broken = broken_rules(
+            self.kv,
+            self._batch,
+            self._queue,
+            known=len(self._requests),
+            max_running=self._config.max_running_requests,
+        )
         if broken:
-            raise InvariantError(f"broken: {'; '.join(broken)}; state: {self!r} {running!r}")
+            raise InvariantError(f"broken: {'; '.join(broken)}; state: {self!r} {list(self._batch)!r}")
 
     def __repr__(self) -> str:
         kv = self.kv
         return (
-            f"<Scheduler {len(self._running)} running, {len(self._queue)} queued | {kv.free_pages} free, "
+            f"<Scheduler {len(self._batch)} running, {len(self._queue)} queued | {kv.free_pages} free, "
             f"{kv.evictable_pages} evictable, {kv.protected_pages} protected of {kv.total_pages} pages>"
         )
 
