@@ -18,6 +18,7 @@ import pytest
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import inference_pb2_grpc
 from prefixmesh.rpc.channel import open_channel
+from tests.support.scraping import scrape
 from tests.support.servers import answer_of, eventually
 from tests.support.tiny_model import make_tiny_model
 
@@ -69,11 +70,10 @@ async def spawn(folder: Path, *arguments: str) -> Process:
 
 
 @asynccontextmanager
-async def running(folder: Path, model: Path) -> AsyncIterator[Running]:
+async def running(folder: Path, model: Path, *arguments: str) -> AsyncIterator[Running]:
     """A ready worker; it and its engine are killed at the end if they still live."""
-    process = await spawn(
-        folder, "--model", str(model), "--max-total-tokens", "4096", "--device", "cpu", "--threads", "1"
-    )
+    settings = ("--max-total-tokens", "4096", "--device", "cpu", "--threads", "1")
+    process = await spawn(folder, "--model", str(model), *settings, *arguments)
     engine = None
     try:
         assert process.stdout is not None
@@ -116,6 +116,19 @@ async def test_it_serves_until_a_signal_and_leaves_nothing(
     log = worker.log.read_text()
     assert log.count("worker_starting") == 1
     assert "Traceback" not in log
+
+
+async def test_it_says_where_its_metrics_are(tmp_path: Path, model: Path) -> None:
+    """The second line on stdout; a scrape there finds the worker's name and the memory of front and engine."""
+    async with running(tmp_path, model, "--metrics-port", "0") as worker:
+        assert worker.process.stdout is not None
+        line = (await worker.process.stdout.readline()).decode()
+        assert line.startswith("prefixmesh worker w-5 metrics on http://127.0.0.1:")
+        page = await scrape(line.split()[-1])
+        assert 'worker_id="w-5"' in page.text
+        for owner in ("", "prefixmesh_engine_"):
+            assert page.value(f"{owner}process_resident_memory_bytes") > 10 * 2**20
+    assert f"worker_metrics url={line.split()[-1]}" in worker.log.read_text()
 
 
 @pytest.mark.parametrize("stopped", [False, True])
