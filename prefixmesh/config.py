@@ -15,7 +15,7 @@ from prefixmesh.errors import ConfigError
 
 PrefixCacheKind = Literal["radix", "hash", "off"]
 EvictionPolicy = Literal["lru", "lfu", "priority"]
-SchedulePolicy = Literal["lpm", "fcfs"]
+SchedulePolicy = Literal["lpm", "fcfs", "priority"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 AttentionBackendName = Literal["auto", "torch", "flashinfer"]
 RoutingPolicy = Literal["cost", "round_robin", "least_loaded"]
@@ -63,7 +63,15 @@ class EngineConfig:
     """Most prompt tokens computed in one step, so that a long prompt does not stop others' decoding; 0 means no chunking."""
 
     schedule_policy: SchedulePolicy = "lpm"
-    """``lpm``: longest cached prefix first, with a bound on how often one may be passed over; ``fcfs``: in order of arrival."""
+    """Who is admitted next: ``lpm`` the longest cached prefix, ``fcfs`` the oldest, ``priority`` the highest priority and among
+    equal ones the longest cached prefix. ``max_passed_over`` keeps the first and the last from making anyone wait for ever."""
+
+    max_passed_over: int = 32
+    """``lpm``: at most so many later arrivals are admitted before a request. ``priority``: the same among equal priorities, and
+    the oldest request of all goes next after so many others went before it. 0 is the order of arrival."""
+
+    queue_timeout_s: float = 0.0
+    """A request that was not admitted within so many seconds ends unserved; 0 lets it wait. A call may ask for less."""
 
     attention_backend: AttentionBackendName = "auto"
     """``auto`` is ``flashinfer`` on a GPU where it can serve the model, ``torch`` elsewhere; ``flashinfer`` by name refuses to start
@@ -106,9 +114,11 @@ class EngineConfig:
         for name in ("max_running_requests", "max_queued_requests", "max_resident_adapters"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("chunked_prefill_size", "threads"):
+        for name in ("chunked_prefill_size", "threads", "max_passed_over"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not 0 <= self.queue_timeout_s < math.inf:  # NaN, which compares false to everything, is refused too
+            raise ConfigError(f"queue_timeout_s must be seconds from 0 on, got {self.queue_timeout_s}")
 
     def _check_adapters(self) -> None:
         if self.adapters and self.adapter_root is None:

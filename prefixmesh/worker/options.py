@@ -102,7 +102,21 @@ _OPTIONS = (
         type=click.Choice(get_args(SchedulePolicy)),
         default=_DEFAULTS.schedule_policy,
         show_default=True,
-        help="lpm: longest cached prefix first; fcfs: in order of arrival.",
+        help="lpm: longest cached prefix first; fcfs: in order of arrival; priority: the callers' priorities, then lpm.",
+    ),
+    click.option(
+        "--max-passed-over",
+        type=int,
+        default=_DEFAULTS.max_passed_over,
+        show_default=True,
+        help="With lpm and priority: most later arrivals that may go before a waiting request.",
+    ),
+    click.option(
+        "--queue-timeout-s",
+        type=float,
+        default=_DEFAULTS.queue_timeout_s,
+        show_default=True,
+        help="Seconds after which a request that was never admitted ends; 0 lets it wait.",
     ),
     click.option(
         "--attention-backend",
