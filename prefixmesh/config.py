@@ -117,7 +117,7 @@ class EngineConfig:
         for name in ("chunked_prefill_size", "threads", "max_passed_over"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not 0 <= self.queue_timeout_s < math.inf:  # NaN, which compares false to everything, is refused too
+        if not 0 <= self.queue_timeout_s < math.inf:  # NaN, which compares false to all, is refused too
             raise ConfigError(f"queue_timeout_s must be seconds from 0 on, got {self.queue_timeout_s}")
 
     def _check_adapters(self) -> None:

@@ -46,6 +46,8 @@ def test_every_field_has_its_flag() -> None:
         max_queued_requests=4,
         chunked_prefill_size=128,
         schedule_policy="fcfs",
+        max_passed_over=7,
+        queue_timeout_s=2.5,
         attention_backend="torch",
         cuda_graphs=False,
         threads=2,
