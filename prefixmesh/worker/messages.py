@@ -12,8 +12,9 @@ from prefixmesh.cache.ledger import LedgerRow
 from prefixmesh.model_files.linear_sizes import NO_LINEARS, LinearSizes
 from prefixmesh.worker.prefill_savings import PrefillShape
 
-EndReason = Literal["stop", "length", "aborted", "failed", "no_room"]
-"""``no_room``: the KV pool has too few pages that this request may have, and nobody runs who would give some back."""
+EndReason = Literal["stop", "length", "aborted", "failed", "no_room", "queue_timeout"]
+"""``no_room``: the KV pool has too few pages that this request may have, and nobody runs who would give some back.
+``queue_timeout``: it has waited for its first admission as long as it may."""
 
 
 class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +133,10 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Who pays for what the request adds to the cache: the caller's tenant; empty for nobody."""
 
     priority: int = 0
-    """What the request's prefix is worth to an eviction by priority: higher stays longer."""
+    """Higher goes first under the policy ``priority``, and its prefix stays longer under an eviction by priority."""
+
+    queue_timeout_s: float = 0.0
+    """Most seconds to wait for the first admission; 0 leaves it to the engine's own limit."""
 
     adapter: str = ""
     """Digest of the LoRA adapter to answer with (``AdapterInfo.digest``); empty is the base model. ``namespace`` must be

@@ -4,48 +4,88 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from prefixmesh.errors import AuthenticationError, OverloadedError, UnavailableError
+from prefixmesh.errors import AuthenticationError, InvalidRequestError, OverloadedError, UnavailableError
 from prefixmesh.ids import RequestId, TenantId
 
 
-class RunningCalls:
-    """Table of running Generate calls by the server's id. One event loop owns it; every method is O(1)."""
+class CallPlace:
+    """What one call holds in the table: a place for each of its branches."""
 
-    def __init__(self, limit: int) -> None:
+    __slots__ = ("branches", "tenant", "waiting")
+
+    def __init__(self, tenant: TenantId, branches: int) -> None:
+        self.tenant = tenant
+        self.branches = branches
+        self.waiting = branches
+        """Branches that the engine has not begun with, as far as it has told."""
+
+    def admitted(self) -> None:
+        """The engine has begun with one more branch."""
+        self.waiting -= 1
+
+
+class RunningCalls:
+    """Table of running Generate calls by the server's id. One event loop owns it.
+
+    A call counts as many requests as it has branches, and gets places for all of them or for none. For a call of several, the table
+    also sees to it that the engine's queue takes them all: it counts who waits, and always as many as the engine does or more, since
+    it learns of an admission only afterwards. (A call of one is left to the engine, which knows better.)
+    """
+
+    def __init__(self, limit: int, *, queue_limit: int) -> None:
+        """``limit`` requests may run or wait here; the engine's queue holds ``queue_limit``."""
         self._limit = limit
-        self._tenants: dict[RequestId, TenantId] = {}
+        self._queue_limit = queue_limit
+        self._places: dict[RequestId, CallPlace] = {}
+        self._taken = 0
         self._refusal: str | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
     def __len__(self) -> int:
-        return len(self._tenants)
+        return len(self._places)
 
     @contextmanager
-    def enter(self, request_id: RequestId, tenant: TenantId) -> Iterator[None]:
-        """Hold a place for one call.
+    def enter(self, request_id: RequestId, tenant: TenantId, branches: int = 1) -> Iterator[CallPlace]:
+        """Hold places for one call. O(1), and O(calls) with several branches.
 
-        Raises UnavailableError once ``close`` was called, OverloadedError when all places are taken, AuthenticationError when a
-        call with this id is running: a ticket was sent twice.
+        Raises UnavailableError once ``close`` was called, OverloadedError when there are too few places, InvalidRequestError when there
+        can never be enough, AuthenticationError when a call with this id is running: a ticket was sent twice.
         """
         if self._refusal is not None:
             raise UnavailableError(self._refusal)
-        if request_id in self._tenants:
+        if request_id in self._places:
             raise AuthenticationError("this ticket is in use already")
-        if len(self._tenants) >= self._limit:
+        if self._taken + branches > self._limit:
             raise OverloadedError(f"{self._limit} requests are running or waiting here, which is the limit")
-        self._tenants[request_id] = tenant
+        if branches > 1:
+            self._check_queue(branches)
+        place = self._places[request_id] = CallPlace(tenant, branches)
+        self._taken += branches
         self._idle.clear()
         try:
-            yield
+            yield place
         finally:
-            del self._tenants[request_id]
-            if not self._tenants:
+            self._taken -= branches
+            del self._places[request_id]
+            if not self._places:
                 self._idle.set()
 
-    def belongs_to(self, request_id: RequestId, tenant: TenantId) -> bool:
-        """Whether a call with this id is running for this tenant."""
-        return self._tenants.get(request_id) == tenant
+    def branches_of(self, request_id: RequestId, tenant: TenantId) -> int:
+        """How many branches the call of this id has, when it is running and this tenant's; else 0. O(1)."""
+        place = self._places.get(request_id)
+        return place.branches if place is not None and place.tenant == tenant else 0
+
+    def _check_queue(self, branches: int) -> None:
+        if branches > self._queue_limit:
+            raise InvalidRequestError(
+                "branches", f"at most {self._queue_limit} fit the queue here, got {branches}"
+            )
+        waiting = sum(place.waiting for place in self._places.values())
+        if waiting + branches > self._queue_limit:
+            raise OverloadedError(
+                f"{waiting} requests are waiting here of {self._queue_limit} that may: too many for {branches} branches more"
+            )
 
     def close(self, reason: str) -> None:
         """Refuse every further call with ``reason``; the running ones go on."""

@@ -97,7 +97,9 @@ class WorkerServer:
         self._incarnation = Incarnation(secrets.randbits(64))
         self._health = health.aio.HealthServicer()
         limits = config.engine
-        self._calls = RunningCalls(limits.max_running_requests + limits.max_queued_requests)
+        self._calls = RunningCalls(
+            limits.max_running_requests + limits.max_queued_requests, queue_limit=limits.max_queued_requests
+        )
         self._server: grpc.aio.Server | None = None
         self._inference: InferenceService | None = None
         self._watching: asyncio.Task[None] | None = None

@@ -1,8 +1,8 @@
 """The ``Inference`` service of a worker: from a call's bytes to the engine and back.
 
-A thin shell: ``caller`` says whose call it is, ``codec`` and ``prompts`` turn it into tokens, the engine computes, and
-``answer_stream`` makes messages of what the engine says. What is here is the order of those steps, and that every way out of a
-call leaves nothing behind: the table entry is a context manager, and closing the engine's stream aborts the request in it.
+A thin shell: ``caller`` says whose call it is, ``codec`` and ``prompts`` turn it into tokens, ``branch_events`` has the engine
+compute, and ``call_answer`` makes messages of what the engine says. What is here is the order of those steps, and that every way
+out of a call leaves nothing behind: the table entry is a context manager, and closing the engine's stream aborts what is in it.
 """
 
 import logging
@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+import msgspec
+
+from prefixmesh.branch_seed import branch_seed
 from prefixmesh.cache.namespace import short_digest
-from prefixmesh.errors import PrefixmeshError, UnavailableError
+from prefixmesh.errors import DeadlineError, PrefixmeshError
 from prefixmesh.ids import Namespace, RequestId
 from prefixmesh.proto import codec
 from prefixmesh.proto.v1 import inference_pb2 as pb
@@ -34,23 +37,29 @@ from prefixmesh.text.prompt_threads import PromptThreads
 from prefixmesh.text.prompts import BuiltPrompt, PromptBuilder
 from prefixmesh.text.tokenizer import Tokenizer
 from prefixmesh.tokens import count, unpack
-from prefixmesh.worker.answer_stream import AnswerHead, AnswerStream
+from prefixmesh.worker.answer_stream import AnswerStream
+from prefixmesh.worker.branch_events import branch_events, branch_ids
+from prefixmesh.worker.call_answer import AnswerHead, CallAnswer
 from prefixmesh.worker.caller import CallerCheck, WorkerCaller
 from prefixmesh.worker.engine_client import EngineClient
-from prefixmesh.worker.messages import EngineInfo, EngineSampling, Submit
-from prefixmesh.worker.running_calls import RunningCalls
+from prefixmesh.worker.messages import Admitted, EngineInfo, EngineSampling, Submit
+from prefixmesh.worker.running_calls import CallPlace, RunningCalls
 
 _log = logging.getLogger(__name__)
 
 MAX_QUOTED_CHARS: Final = 80
 """How much of a caller's own text an error or a log line repeats."""
 
+_S_PER_MS: Final = 1e-3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A request that is ready for the engine."""
 
-    submit: Submit
+    submits: tuple[Submit, ...]
+    """One for each branch."""
+
     prompt: BuiltPrompt
     head: AnswerHead
 
@@ -92,29 +101,20 @@ class InferenceService:
         caller = self._callers.identify(context.invocation_metadata())
         request = codec.decode_generate(message)
         check_model(self._info.model, request.model, request.adapter)
-        with self._calls.enter(caller.request_id, caller.tenant):
+        with self._calls.enter(caller.request_id, caller.tenant, request.branches) as place:
             prepared = await self._prepare(caller, request, arrived)
-            answer = AnswerStream(
-                prepared.head,
-                IncrementalDetokenizer(self._tokenizer, request.sampling.stop, request.sampling.min_tokens),
-                unpack(request.resumed_output).tolist(),
-            )
-            outcome = "cancelled"
+            _check_deadline(context.time_remaining())
+            answer = self._begin(request, prepared.head)
+            outcome = ""
             try:
-                async with aclosing(self._answer(prepared.submit, answer)) as messages:
+                async with aclosing(self._answer(prepared, answer, place)) as messages:
                     async for response in messages:
-                        if answer.finished is not None and response.HasField("finished"):
-                            outcome = answer.finished
-                            # Before it is sent: the next turn may follow at once.
-                            self._prompts.remember(
-                                prepared.head.namespace, prepared.prompt, answer.text, answer.token_ids
-                            )
                         yield response
             except Exception as error:
                 outcome = error.reason if isinstance(error, PrefixmeshError) else type(error).__name__
                 raise
             finally:
-                _log_end(request, prepared.head, answer, outcome, arrived)
+                _log_end(request, prepared.head, answer, outcome or answer.finished or "cancelled", arrived)
 
     async def Abort(  # noqa: N802  the service's own name
         self, message: pb.AbortRequest, context: AnyContext
@@ -122,8 +122,9 @@ class InferenceService:
         """Stop a running request of the caller's tenant; anything else is left alone, silently."""
         caller = self._callers.identify(context.invocation_metadata())
         request_id = RequestId(message.request_id)
-        if self._calls.belongs_to(request_id, caller.tenant):
-            self._engine.abort(request_id)
+        branches = self._calls.branches_of(request_id, caller.tenant)
+        for engine_id in branch_ids(request_id, branches):
+            self._engine.abort(engine_id)
         return pb.AbortResponse()
 
     async def Tokenize(  # noqa: N802  the service's own name
@@ -162,7 +163,9 @@ class InferenceService:
             namespace=namespace,
             prompt_tokens=prompt_tokens,
             retokenized_tokens=prompt.retokenized_tokens,
+            resumed_tokens=count(request.resumed_output),
             seed=sampling.seed,
+            prefill_shape=self._info.prefill_shape,
             prepared_ms=(time.monotonic() - arrived) * 1e3,
         )
         submit = Submit(
@@ -172,8 +175,24 @@ class InferenceService:
             sampling=sampling,
             owner=caller.tenant,
             resumed=request.resumed_output,
+            priority=request.priority,
+            queue_timeout_s=request.queue_timeout_ms * _S_PER_MS,
         )
-        return Prepared(submit=submit, prompt=prompt, head=head)
+        return Prepared(submits=_branch_submits(submit, request.branches), prompt=prompt, head=head)
+
+    def _begin(self, request: GenerateRequest, head: AnswerHead) -> CallAnswer:
+        sampling, resumed = request.sampling, unpack(request.resumed_output).tolist()
+        return CallAnswer(
+            head,
+            [
+                AnswerStream(
+                    IncrementalDetokenizer(self._tokenizer, sampling.stop, sampling.min_tokens),
+                    resumed,
+                    branch,
+                )
+                for branch in range(request.branches)
+            ],
+        )
 
     async def _build(self, prompt: Prompt, namespace: Namespace) -> BuiltPrompt:
         return await self._builders.run(prompt, partial(self._prompts.build, prompt, namespace))
@@ -204,32 +223,61 @@ class InferenceService:
             biases=tuple(sampling.logit_bias.values()),
         )
 
-    async def _answer(self, submit: Submit, answer: AnswerStream) -> AsyncGenerator[pb.GenerateResponse]:
-        stopping = False
-        async with aclosing(self._engine.submit(submit)) as events:
-            async for event in events:
-                for response in answer.on_event(event):
+    async def _answer(
+        self, prepared: Prepared, answer: CallAnswer, place: CallPlace
+    ) -> AsyncGenerator[pb.GenerateResponse]:
+        stopping: set[int] = set()
+        async with aclosing(branch_events(self._engine, prepared.submits)) as events:
+            async for branch, event in events:
+                responses = answer.on_event(branch, event)
+                if isinstance(event, Admitted):
+                    place.admitted()
+                one = answer.branches[branch]
+                if one.finished is not None:
+                    # Before its end is told: the next turn may follow at once.
+                    self._prompts.remember(prepared.head.namespace, prepared.prompt, one.text, one.token_ids)
+                for response in responses:
                     yield response
-                if answer.finished is not None:
-                    return
-                if answer.stop_found and not stopping:
-                    stopping = True
-                    self._engine.abort(submit.request_id)
-        raise UnavailableError("the engine ended the stream before the answer")
+                if one.stop_found and one.finished is None and branch not in stopping:
+                    stopping.add(branch)
+                    self._engine.abort(prepared.submits[branch].request_id)
+
+
+def _check_deadline(time_left_s: float | None) -> None:
+    if time_left_s is not None and time_left_s <= 0:
+        raise DeadlineError("the deadline passed while the prompt was being built")
+
+
+def _branch_submits(submit: Submit, branches: int) -> tuple[Submit, ...]:
+    """The requests to the engine that answer one call: the same but for name and seed. Only the first may give up waiting:
+    what the call waits for is the prompt, which the others share once it is computed."""
+    if branches == 1:
+        return (submit,)
+    seed = submit.sampling.seed
+    return tuple(
+        msgspec.structs.replace(
+            submit,
+            request_id=engine_id,
+            sampling=msgspec.structs.replace(submit.sampling, seed=branch_seed(seed, branch)),
+            queue_timeout_s=0.0 if branch else submit.queue_timeout_s,
+        )
+        for branch, engine_id in enumerate(branch_ids(RequestId(submit.request_id), branches))
+    )
 
 
 def _log_end(
-    request: GenerateRequest, head: AnswerHead, answer: AnswerStream, outcome: str, arrived: float
+    request: GenerateRequest, head: AnswerHead, answer: CallAnswer, outcome: str, arrived: float
 ) -> None:
     _log.info(
         "request_ended id=%s client_id=%r namespace=%s outcome=%s prompt_tokens=%d cached_tokens=%d "
-        "completion_tokens=%d ms=%.1f",
+        "completion_tokens=%d branches=%d ms=%.1f",
         head.request_id,
         request.client_request_id[:MAX_QUOTED_CHARS],
         short_digest(head.namespace),
         outcome,
         head.prompt_tokens,
-        answer.cached_tokens,
+        answer.cached_tokens or 0,
         answer.completion_tokens,
+        request.branches,
         (time.monotonic() - arrived) * 1e3,
     )

@@ -73,6 +73,9 @@ class ScriptedEngine:
     def __init__(self, answer: str = "Hello, world.", *, info: EngineInfo = INFO) -> None:
         self.answer = answer
         self.info = info
+        self.answer_of: Callable[[Submit], str] = lambda command: self.answer
+        """The answer to one request; every request's is ``answer`` unless this says otherwise."""
+
         self.tokens_per_step = 1
         self.refusal: Refused | None = None
         self.start_error: PrefixmeshError | None = None
@@ -211,7 +214,7 @@ class ScriptedEngine:
         self.admitted.append(request_id)
         self._notify()
         yield Admitted(request_id=request_id, cached_tokens=self._match(command), queued_ms=1.0)
-        ids = self.answer.encode()
+        ids = self.answer_of(command).encode()
         limit = min(len(ids), command.sampling.max_tokens)
         position = 0
         while position < limit:

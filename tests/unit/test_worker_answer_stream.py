@@ -2,29 +2,16 @@
 
 import pytest
 
-from prefixmesh.errors import CancelledError, InternalError, OverloadedError
-from prefixmesh.ids import Namespace, RequestId
-from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.errors import CancelledError, InternalError, OverloadedError, QueueTimeoutError
 from prefixmesh.text.detokenizer import IncrementalDetokenizer
 from prefixmesh.tokens import pack
-from prefixmesh.worker.answer_stream import AnswerHead, AnswerStream
+from prefixmesh.worker.answer_stream import AnswerStream
 from prefixmesh.worker.messages import Admitted, Ended, EndReason, TokensOut
 from tests.support.scripted_engine import byte_tokenizer
 
-HEAD = AnswerHead(
-    request_id=RequestId("r"),
-    worker_id="w",
-    model="m",
-    namespace=Namespace(bytes(16)),
-    prompt_tokens=9,
-    retokenized_tokens=2,
-    seed=5,
-    prepared_ms=10.0,
-)
-
 
 def stream(*stop: str) -> AnswerStream:
-    answer = AnswerStream(HEAD, IncrementalDetokenizer(byte_tokenizer(), stop))
+    answer = AnswerStream(IncrementalDetokenizer(byte_tokenizer(), stop))
     answer.on_event(Admitted(request_id="r", cached_tokens=4, queued_ms=1.0))
     return answer
 
@@ -44,18 +31,10 @@ def ended(reason: EndReason, completion_tokens: int = 0) -> Ended:
     )
 
 
-def test_timings_count_from_the_calls_arrival() -> None:
-    """What the front did before the engine knew of the request belongs to waiting and to the first token."""
-    (message,) = stream().on_event(ended("length"))
-    timings = message.finished.timings
-    assert (timings.queued_ms, timings.prefill_ms) == (11.0, 2.0)
-    assert (timings.first_token_ms, timings.decode_ms) == (13.0, 4.0)
-
-
 def test_ids_go_out_at_once_and_text_when_it_is_certain() -> None:
     """A delta may carry ids whose text is still held back."""
     answer = stream()
-    first, second = (answer.on_event(tokens(n, b))[0].delta for n, b in enumerate((b"\xc3", b"\xa9")))
+    first, second = (answer.on_event(tokens(n, b))[0] for n, b in enumerate((b"\xc3", b"\xa9")))
     assert (first.token_ids, first.text) == (pack([0xC3]), "")
     assert (second.position, second.token_ids, second.text) == (1, pack([0xA9]), "é")
 
@@ -64,23 +43,21 @@ def test_a_character_that_never_completes_is_told_at_the_end() -> None:
     """The last delta carries text without ids."""
     answer = stream()
     answer.on_event(tokens(0, b"a\xe2\x82"))
-    rest, finished = answer.on_event(ended("length", 3))
-    assert (rest.delta.position, rest.delta.token_ids, rest.delta.text) == (3, b"", "\ufffd")
-    assert finished.finished.usage.completion_tokens == 3
+    (rest,) = answer.on_event(ended("length", 3))
+    assert (rest.position, rest.token_ids, rest.text) == (3, b"", "\ufffd")
+    assert answer.completion_tokens == 3
     assert answer.text == "a\ufffd"
 
 
 def test_what_comes_after_a_stop_string_is_dropped() -> None:
     """Tokens that the engine made before it heard of the stop are no part of the answer."""
     answer = stream("b")
-    (message,) = answer.on_event(tokens(0, b"abcd"))
+    (delta,) = answer.on_event(tokens(0, b"abcd"))
     assert answer.stop_found
-    assert (message.delta.token_ids, message.delta.text) == (pack(list(b"ab")), "a")
+    assert (delta.token_ids, delta.text) == (pack(list(b"ab")), "a")
     assert answer.on_event(tokens(4, b"efg")) == []
-    (end,) = answer.on_event(ended("aborted", 7))
-    assert end.finished.reason == pb.FINISH_REASON_STOP
-    assert end.finished.usage.completion_tokens == 2
-    assert answer.finished == "stop"
+    assert answer.on_event(ended("aborted", 7)) == []
+    assert (answer.finished, answer.completion_tokens) == ("stop", 2)
 
 
 def test_a_gap_in_the_answer_is_a_bug_and_no_answer() -> None:
@@ -102,3 +79,17 @@ def test_a_request_that_found_no_room_ends_as_the_overload_it_is() -> None:
     """Nothing is broken, and later or elsewhere there may be room."""
     with pytest.raises(OverloadedError, match="no room"):
         stream().on_event(ended("no_room"))
+
+
+def test_an_abort_before_the_beginning_is_no_answer_whatever_was_resumed() -> None:
+    """A stop string in what was resumed ends the answer only once the engine has taken the request."""
+    answer = AnswerStream(IncrementalDetokenizer(byte_tokenizer(), ("b",)), resumed=list(b"ab"))
+    assert answer.stop_found
+    with pytest.raises(CancelledError):
+        answer.on_event(ended("aborted"))
+
+
+def test_a_request_that_waited_too_long_says_so() -> None:
+    """With a reason of its own, so that callers can tell it from a queue that is full."""
+    with pytest.raises(QueueTimeoutError, match="queue timeout"):
+        stream().on_event(ended("queue_timeout"))

@@ -1,0 +1,121 @@
+"""What a call has to say of its answers, one or several: Started once, their deltas, an end for each, Finished once.
+
+Pure, like ``answer_stream``, which knows one answer and nothing of the others. The branches of a call share their prompt, so what
+the call tells of it (tokens found in the cache, what they saved) is what the branch that was admitted first has met: it computes what was
+missing, and the others find it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from prefixmesh.cache.namespace import short_digest
+from prefixmesh.ids import Namespace, RequestId
+from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.worker.answer_stream import AnswerStream
+from prefixmesh.worker.engine_client import RequestEvent
+from prefixmesh.worker.prefill_savings import PrefillShape, prefill_savings
+
+_REASONS: Final = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerHead:
+    """What is known of a call's answers before the engine says anything."""
+
+    request_id: RequestId
+    worker_id: str
+    model: str
+    namespace: Namespace
+    prompt_tokens: int
+    retokenized_tokens: int
+    resumed_tokens: int
+    seed: int
+    prefill_shape: PrefillShape
+    prepared_ms: float
+    """Milliseconds from the call's arrival to its submission to the engine, which knows nothing of them."""
+
+
+class CallAnswer:
+    """State of one call. Feed it every branch's events in their order, until ``finished``."""
+
+    def __init__(self, head: AnswerHead, branches: Sequence[AnswerStream]) -> None:
+        self._head = head
+        self.branches = branches
+        """The answers, by branch; at least one."""
+
+        self.cached_tokens: int | None = None
+        """Prompt tokens that the first admitted branch found in the cache; None before."""
+
+    @property
+    def finished(self) -> Literal["stop", "length"] | None:
+        """How the first branch ended, once all have; None before."""
+        if any(branch.finished is None for branch in self.branches):
+            return None
+        return self.branches[0].finished
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated for this call so far, in all branches."""
+        return sum(branch.completion_tokens for branch in self.branches)
+
+    def on_event(self, branch: int, event: RequestEvent) -> list[pb.GenerateResponse]:
+        """The messages that an event of ``branch`` gives rise to, in order. Raises the error that the call ends with."""
+        answer = self.branches[branch]
+        messages = [pb.GenerateResponse(delta=delta) for delta in answer.on_event(event)]
+        if answer.admitted is not None and self.cached_tokens is None:
+            self.cached_tokens = answer.admitted.cached_tokens
+            return [self._started(), *messages]
+        if answer.finished is not None:
+            if len(self.branches) > 1:
+                messages.append(_branch_ended(branch, answer))
+            if self.finished is not None:
+                messages.append(self._finished())
+        return messages
+
+    def _started(self) -> pb.GenerateResponse:
+        head = self._head
+        started = pb.Started(
+            request_id=head.request_id,
+            worker_id=head.worker_id,
+            model=head.model,
+            prompt_tokens=head.prompt_tokens,
+            cached_tokens=pb.CachedTokens(device=self.cached_tokens or 0),
+            namespace_digest=short_digest(head.namespace),
+            seed=head.seed,
+        )
+        return pb.GenerateResponse(started=started)
+
+    def _finished(self) -> pb.GenerateResponse:
+        head, first = self._head, self.branches[0]
+        cached_tokens = self.cached_tokens or 0
+        saved = prefill_savings(head.prompt_tokens, cached_tokens, head.prefill_shape)
+        usage = pb.Usage(
+            prompt_tokens=head.prompt_tokens,
+            cached_tokens=pb.CachedTokens(device=cached_tokens),
+            completion_tokens=self.completion_tokens,
+            resumed_tokens=head.resumed_tokens,
+            retokenized_tokens=head.retokenized_tokens,
+            prefill_saved=pb.PrefillSavings(
+                linear=saved.linear, attention=saved.attention, total=saved.total
+            ),
+        )
+        assert first.admitted is not None, "what has ended well has begun"
+        assert first.ended is not None, "all branches have"
+        timings = pb.Timings(
+            queued_ms=head.prepared_ms + first.admitted.queued_ms,
+            prefill_ms=first.ended.prefill_ms,
+            first_token_ms=head.prepared_ms + first.ended.first_token_ms,
+            decode_ms=first.ended.decode_ms,
+        )
+        return pb.GenerateResponse(finished=pb.Finished(reason=_reason(first), usage=usage, timings=timings))
+
+
+def _branch_ended(branch: int, answer: AnswerStream) -> pb.GenerateResponse:
+    ended = pb.BranchEnded(branch=branch, reason=_reason(answer), completion_tokens=answer.completion_tokens)
+    return pb.GenerateResponse(branch_ended=ended)
+
+
+def _reason(answer: AnswerStream) -> pb.FinishReason:
+    assert answer.finished is not None
+    return _REASONS[answer.finished]
