@@ -148,7 +148,7 @@ class GreedyDriver:
             needed = -(-(sequence.computed + piece.count) // self._page_size)
             while len(sequence.pages) < needed:
                 sequence.pages.append(self._free.pop())
-        logits = self._runner.forward(make_plan(pieces, self._page_size))
+        logits = self._runner.forward(make_plan(pieces, self._page_size)).clone()  # valid until the next step
         for piece in pieces:
             piece.sequence.computed += piece.count
         return logits

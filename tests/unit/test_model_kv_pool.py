@@ -38,3 +38,15 @@ def test_a_new_pool_is_zero_and_knows_its_size() -> None:
 def test_an_empty_pool_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one page"):
         KVPool(config_of(4, 2), num_pages=0, page_size=16, dtype=torch.float32, device=CPU)
+
+
+def test_scratch_pages_lie_behind_those_that_can_be_owned() -> None:
+    """They count for memory and not for tokens; slots and pages reach them."""
+    config = config_of(4, 2)
+    pool = KVPool(config, num_pages=3, page_size=4, dtype=torch.float32, device=CPU, scratch_pages=1)
+    assert (pool.num_pages, pool.total_tokens) == (3, 12)
+    assert pool.num_bytes == 16 * config.kv_bytes_per_token(4)
+    ones = torch.ones(1, 2, 8)
+    pool.write(0, ones, ones, torch.tensor([12]))
+    assert (pool.pages(0)[0][3, 0] == 1).all()
+    assert not pool.storage[:, :, :3].any()

@@ -44,10 +44,11 @@ def cpu_rule(num_kv_heads: int) -> CascadeRule:
     return CascadeRule(min_reads=-(-CPU_HEAD_READS // num_kv_heads))
 
 
-def measured_rule(make: MakeBackend, pool: KVPool, num_heads: int) -> CascadeRule | None:
+def measured_rule(make: MakeBackend, pool: KVPool, num_heads: int, lost_s: float = 0.0) -> CascadeRule | None:
     """Measure the bound of a backend on this device; None when a cascade never paid. A fraction of a second.
 
     Reads the pool's first pages and writes nothing. The bound is the least that paid and above which everything paid.
+    ``lost_s`` is what a cascade costs besides, in each layer: what a step gives up that could have been replayed.
     """
     never, always = make(None), make(CascadeRule(min_reads=1))
     q = torch.zeros(
@@ -62,7 +63,7 @@ def measured_rule(make: MakeBackend, pool: KVPool, num_heads: int) -> CascadeRul
         plain_s, cascade_s = (
             min(_timed(backend, plan, q) for _ in range(REPEATS)) for backend in (never, always)
         )
-        if cascade_s > GAIN * plain_s:
+        if cascade_s + lost_s > GAIN * plain_s:
             break
         least = MEASURED_SEQUENCES * shared_pages * pool.page_size
     return None if least is None else CascadeRule(min_reads=least)

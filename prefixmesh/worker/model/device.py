@@ -29,7 +29,14 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError(f"device must be auto, cpu or cuda:N, got {name!r}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device {name!r} is not there: torch sees {torch.cuda.device_count()} GPUs")
-    return device
+    # With its number, as tensors name it: torch holds "cuda" and "cuda:0" to be different devices.
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def make_current(device: torch.device) -> None:
+    """Make a GPU the calling thread's current one: kernels that are not torch's run there, whatever device their tensors are on."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def resolve_dtype(name: Dtype, device: torch.device) -> torch.dtype:

@@ -6,6 +6,7 @@ It hands over the very arrays of ``BatchPlan`` and ``CascadePlan``, which are in
 a step in which something pays   ``MultiLevelCascadeAttentionWrapper``
 all sequences decode             ``BatchDecodeWithPagedKVCacheWrapper``
 any other                        ``BatchPrefillWithPagedKVCacheWrapper``
+a recorded size of decodes       ``BatchDecodeWithPagedKVCacheWrapper`` in its CUDA graph mode, one for each size
 ===============================  =========================================
 
 The library is imported when a backend is made, never before: none of it runs without a GPU. The index arrays stay on the CPU,
@@ -14,6 +15,7 @@ where the wrappers' ``plan`` reads them; it copies to the device what the kernel
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
@@ -23,6 +25,7 @@ from prefixmesh.errors import ConfigError
 from prefixmesh.model_files.model_config import ModelConfig
 from prefixmesh.worker.batch_plan import BatchPlan, IntArray
 from prefixmesh.worker.cascade_plan import CascadePlan, CascadeRule, build_cascade
+from prefixmesh.worker.model.attention import AttentionBackend
 from prefixmesh.worker.model.kv_pool import KVPool
 
 WORKSPACE_BYTES: Final = 128 * 2**20
@@ -32,6 +35,9 @@ HEAD_DIMS: Final = (64, 128, 256)
 """Head sizes its general kernels are made for."""
 
 DTYPES: Final = (torch.float16, torch.bfloat16)
+
+MAX_GRAPH_PAGES: Final = 2**22
+"""Page indices that a recorded step may read, in an array of 16 MiB: 64 sequences of 65,536 pages. Larger steps are not replayed."""
 
 CUDA_CORE_GROUP: Final = 3
 """Up to so many query heads for a KV head its decode kernel without tensor cores is used: more fill a tensor core's rows."""
@@ -73,11 +79,14 @@ class FlashInferAttention:
         self._workspace = self._new_workspace()
         self._prefill = self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, _LAYOUT)
         # A workspace of its own: some decode kernels keep counters in it, which must be zero at first and nobody else's.
+        self._decode_workspace = self._new_workspace()
+        self._tensor_cores = config.num_heads // config.num_kv_heads > CUDA_CORE_GROUP
         self._decode = self._library.BatchDecodeWithPagedKVCacheWrapper(
-            self._new_workspace(),
-            _LAYOUT,
-            use_tensor_cores=config.num_heads // config.num_kv_heads > CUDA_CORE_GROUP,
+            self._decode_workspace, _LAYOUT, use_tensor_cores=self._tensor_cores
         )
+        self._graph_indices: torch.Tensor | None = None
+        """[MAX_GRAPH_PAGES] the page indices that recorded steps read; one array for all sizes, since one is replayed at a time."""
+
         self._cascades: dict[int, Any] = {}
         """By the number of levels, made when first needed: at most ``max_shared_levels`` of them."""
 
@@ -93,12 +102,7 @@ class FlashInferAttention:
             self._plan_cascade(cascade)
         elif len(plan.token_ids) == len(plan.last_page_len):
             self._active = self._decode
-            self._decode.plan(
-                *(_tensor(x) for x in (plan.kv_indptr, plan.kv_indices, plan.last_page_len)),
-                *self._heads,
-                self._pool.page_size,
-                **self._options,
-            )
+            self._plan_decode(self._decode, plan)
         else:
             self._active = self._prefill
             self._prefill.plan(
@@ -117,6 +121,37 @@ class FlashInferAttention:
             return out
         ordered = self._active.run(q.index_select(0, self._rows), pages)
         return torch.empty_like(q).index_copy_(0, self._rows, ordered)
+
+    @property
+    def max_graph_pages(self) -> int:
+        """Most pages of all sequences of a recorded step together."""
+        return MAX_GRAPH_PAGES
+
+    def decode_of_size(self, size: int) -> AttentionBackend:
+        """Attention for recorded steps of exactly ``size`` decodes (``decode_graphs``). The library keeps 8 MiB on the device and as
+        much pinned memory for each."""
+        device = self._pool.device
+        if self._graph_indices is None:
+            self._graph_indices = torch.zeros(MAX_GRAPH_PAGES, dtype=torch.int32, device=device)
+        wrapper = self._library.BatchDecodeWithPagedKVCacheWrapper(
+            self._decode_workspace,
+            _LAYOUT,
+            use_cuda_graph=True,
+            use_tensor_cores=self._tensor_cores,
+            paged_kv_indptr_buffer=torch.zeros(size + 1, dtype=torch.int32, device=device),
+            paged_kv_indices_buffer=self._graph_indices,
+            paged_kv_last_page_len_buffer=torch.zeros(size, dtype=torch.int32, device=device),
+            backend="fa2",  # by name: what was recorded cannot follow another choice of a later plan
+        )
+        return _DecodeOfSize(wrapper, self._plan_decode, self._pool)
+
+    def _plan_decode(self, wrapper: Any, plan: BatchPlan) -> None:
+        wrapper.plan(
+            *(_tensor(x) for x in (plan.kv_indptr, plan.kv_indices, plan.last_page_len)),
+            *self._heads,
+            self._pool.page_size,
+            **self._options,
+        )
 
     def _plan_cascade(self, cascade: CascadePlan) -> None:
         """Shared levels first and the own one last, which is the only one the library masks."""
@@ -142,6 +177,24 @@ class FlashInferAttention:
 
     def _new_workspace(self) -> torch.Tensor:
         return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._pool.device)
+
+
+class _DecodeOfSize:
+    """``AttentionBackend`` for a fixed number of decodes, whose arrays stay where they are."""
+
+    def __init__(self, wrapper: Any, plan_decode: Callable[[Any, BatchPlan], None], pool: KVPool) -> None:
+        self._wrapper = wrapper
+        self._plan_decode = plan_decode
+        self._pool = pool
+
+    def prepare(self, plan: BatchPlan) -> None:
+        """Copy the plan into the wrapper's arrays and have it divide the work anew."""
+        self._plan_decode(self._wrapper, plan)
+
+    def forward(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """[size, num_heads, head_dim] -> the same."""
+        out: torch.Tensor = self._wrapper.run(q, self._pool.pages(layer))
+        return out
 
 
 def _load() -> ModuleType:

@@ -4,7 +4,8 @@ One tensor of [num_layers, 2, num_pages, page_size, num_kv_heads, head_dim]. A l
 [num_pages, page_size, num_kv_heads, head_dim], which is the paged "NHD" layout FlashInfer reads; seen as *slots*
 (``page * page_size + offset``) the same memory is [num_pages * page_size, num_kv_heads, head_dim].
 
-The pool knows nothing of who owns a page. It is zeroed when made, so that memory nobody wrote holds no NaN.
+The pool knows nothing of who owns a page. It is zeroed when made, so that memory nobody wrote holds no NaN. Behind the pages that
+can be owned there may be scratch pages, which nobody may own (see ``padded_batch``).
 """
 
 import numpy as np
@@ -24,19 +25,25 @@ class KVPool:
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        scratch_pages: int = 0,
     ) -> None:
         if num_pages < 1 or page_size < 1:
             raise ConfigError(
                 f"the KV pool needs at least one page of one token, got {num_pages} of {page_size}"
             )
         self.num_pages = num_pages
+        """Pages that can be owned; the first scratch page comes right after them."""
+
+        self.scratch_pages = scratch_pages
         self.page_size = page_size
         self.dtype = dtype
         self.device = device
-        shape = (config.num_layers, 2, num_pages, page_size, config.num_kv_heads, config.head_dim)
+        pages = num_pages + scratch_pages
+        shape = (config.num_layers, 2, pages, page_size, config.num_kv_heads, config.head_dim)
         self.storage = _zeros(shape, dtype, device)
         slots = self.storage.view(
-            config.num_layers, 2, num_pages * page_size, config.num_kv_heads, config.head_dim
+            config.num_layers, 2, pages * page_size, config.num_kv_heads, config.head_dim
         )
         self._keys = [slots[layer, 0] for layer in range(config.num_layers)]
         self._values = [slots[layer, 1] for layer in range(config.num_layers)]
@@ -46,12 +53,12 @@ class KVPool:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens the pool can hold."""
+        """Tokens the pool can hold for its owners."""
         return self.num_pages * self.page_size
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the whole pool."""
+        """Bytes of the whole pool, scratch pages included."""
         return self.storage.nbytes
 
     def keys(self, layer: int) -> torch.Tensor:
@@ -63,7 +70,7 @@ class KVPool:
         return self._values[layer]
 
     def pages(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A layer's keys and values by page: views of [num_pages, page_size, num_kv_heads, head_dim]."""
+        """A layer's keys and values by page, scratch pages last: views of [pages, page_size, num_kv_heads, head_dim]."""
         return self.storage[layer, 0], self.storage[layer, 1]
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:

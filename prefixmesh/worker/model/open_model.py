@@ -10,7 +10,8 @@ from prefixmesh.config import EngineConfig
 from prefixmesh.model_files.model_config import ModelConfig, read_model_config
 from prefixmesh.model_files.source import ModelFiles
 from prefixmesh.worker.model.attention_choice import choose_attention
-from prefixmesh.worker.model.device import resolve_device, resolve_dtype
+from prefixmesh.worker.model.cuda_graphs import record_on_gpu
+from prefixmesh.worker.model.device import make_current, resolve_device, resolve_dtype
 from prefixmesh.worker.model.kv_pool import KVPool
 from prefixmesh.worker.model.loader import load_weights
 from prefixmesh.worker.model.memory import MemorySums, read_device_memory, size_pool
@@ -43,6 +44,7 @@ def open_model(
     if engine.threads:
         torch.set_num_threads(engine.threads)
     device = resolve_device(engine.device)
+    make_current(device)
     dtype = resolve_dtype(engine.dtype, device)
     config = read_model_config(files)
     tell(f"loading {files.name} as {str(dtype).removeprefix('torch.')} on {device}")
@@ -63,8 +65,12 @@ def open_model(
     )
     tell(sums.describe())
     logger.info("memory_sums %s", sums.describe())
-    pool = KVPool(config, sums.num_pages, engine.page_size, dtype, device)
-    runner = ModelRunner(config, weights, pool, choose_attention(config, pool))
+    scratch_pages = 0 if device.type == "cpu" else 1  # for the dummies of recorded steps
+    pool = KVPool(config, sums.num_pages, engine.page_size, dtype, device, scratch_pages=scratch_pages)
+    attention = choose_attention(config, pool, engine.attention_backend)
+    runner = ModelRunner(config, weights, pool, attention)
+    if device.type != "cpu" and engine.cuda_graphs:
+        tell(record_on_gpu(runner, attention, engine.max_running_requests))
     rates = runner.profile()
     logger.info(
         "model_profiled prefill_tokens_per_s=%.0f decode_step_ms=%.1f",

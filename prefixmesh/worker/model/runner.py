@@ -1,6 +1,7 @@
 """Runs one step of the model: the one door from the engine to torch."""
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +11,7 @@ import torch
 from prefixmesh.model_files.model_config import ModelConfig
 from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.model.attention import AttentionBackend
+from prefixmesh.worker.model.decode_graphs import DecodeGraphs, GraphAttention, GraphDevice
 from prefixmesh.worker.model.kv_pool import KVPool
 from prefixmesh.worker.model.llama import Llama, StepTensors
 from prefixmesh.worker.model.weights import LlamaWeights
@@ -44,15 +46,33 @@ class ModelRunner:
         self._device = weights.embedding.device
         self._backend = backend
         self._llama = Llama(config, weights, pool)
+        self._graphs: DecodeGraphs | None = None
 
     @torch.inference_mode()
     def forward(self, plan: BatchPlan) -> torch.Tensor:
         """Compute one step: K/V of the ``T`` new tokens go to the pool, logits of the ``R`` wanted rows come back.
 
-        Returns float32 [R, vocab_size] on the model's device.
+        Returns float32 [R, vocab_size] on the model's device, valid until the next step.
         """
-        self._backend.prepare(plan)
-        return self._llama(StepTensors.of(plan, self._device), self._backend)
+        replayed = None if self._graphs is None else self._graphs.forward(plan)
+        return self._compute(plan) if replayed is None else replayed
+
+    @torch.inference_mode()
+    def record_decodes(
+        self, attention: GraphAttention, device: GraphDevice, sizes: Sequence[int]
+    ) -> DecodeGraphs:
+        """Record decode steps of these sizes; ``forward`` replays them from then on. Seconds. Writes only scratch pages."""
+        graphs = DecodeGraphs(self._llama, self.pool, self.config.vocab_size, attention, device, sizes)
+        self._graphs = graphs
+        return graphs
+
+    def replay_gain_s(self, plan: BatchPlan) -> float:
+        """Seconds by which replaying such a step is quicker than computing it; like ``profile`` only before the pool is used."""
+        computed_s, replayed_s = (
+            min(self._timed(plan, way) for _ in range(PROFILE_DECODE_STEPS))
+            for way in (self._compute, self.forward)
+        )
+        return max(0.0, computed_s - replayed_s)
 
     def profile(self) -> ModelRates:
         """Warm up and measure; takes about two seconds. Overwrites the first pages of the pool, so only before it is used."""
@@ -67,9 +87,14 @@ class ModelRunner:
         decode_s = min(self._timed(step) for _ in range(PROFILE_DECODE_STEPS))
         return ModelRates(prefill_tokens_per_s=tokens / prefill_s, decode_step_ms=decode_s * 1e3)
 
-    def _timed(self, plan: BatchPlan) -> float:
+    @torch.inference_mode()
+    def _compute(self, plan: BatchPlan) -> torch.Tensor:
+        self._backend.prepare(plan)
+        return self._llama(StepTensors.of(plan, self._device), self._backend)
+
+    def _timed(self, plan: BatchPlan, way: Callable[[BatchPlan], torch.Tensor] | None = None) -> float:
         started = time.perf_counter()
-        self.forward(plan)
+        (way or self.forward)(plan)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter() - started
