@@ -2,15 +2,16 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixmesh.worker import sampling
+from prefixmesh.worker import sampling_device, sampling_host
 from prefixmesh.worker.messages import EngineSampling
-from prefixmesh.worker.sampling import sample
+from prefixmesh.worker.sampling import sample, sample_on_device, sample_on_host
 from prefixmesh.worker.sampling_rng import uniforms
 
 VOCAB = 300  # more than a block, and no multiple of one
@@ -49,7 +50,7 @@ def naive_choice(logits: torch.Tensor, p: EngineSampling, index: int) -> int:
     values = logits.tolist()
     if p.temperature == 0:
         return int(np.argmax(values))
-    temperature = max(p.temperature, sampling.LEAST_TEMPERATURE)
+    temperature = max(p.temperature, sampling_host.LEAST_TEMPERATURE)
     weights = {i: math.exp((value - max(values)) / temperature) for i, value in enumerate(values)}
     kept = sorted(weights, key=lambda i: -weights[i])
     if 0 < p.top_k < VOCAB:
@@ -72,19 +73,23 @@ def naive_choice(logits: torch.Tensor, p: EngineSampling, index: int) -> int:
     return kept[-1]
 
 
+ROWS = st.lists(st.tuples(PARAMS, st.integers(0, 100)), min_size=1, max_size=6)
+
+
 @settings(max_examples=80, deadline=None)
-@given(
-    rows=st.lists(st.tuples(PARAMS, st.integers(0, 100)), min_size=1, max_size=6), seed=st.integers(0, 1000)
-)
+@given(rows=ROWS, seed=st.integers(0, 1000))
 def test_every_row_is_what_the_definitions_say(rows: list[tuple[EngineSampling, int]], seed: int) -> None:
+    """On a CPU and on other devices."""
     logits = random_logits(len(rows), seed)
-    sampled = sample(logits, [p for p, _ in rows], [index for _, index in rows])
-    assert sampled.token_ids == [naive_choice(logits[r], *rows[r]) for r in range(len(rows))]
-    assert not sampled.failures
+    expected = [naive_choice(logits[r], *rows[r]) for r in range(len(rows))]
+    for take in (sample_on_host, sample_on_device):
+        sampled = take(logits, [p for p, _ in rows], [index for _, index in rows])
+        assert sampled.token_ids == expected
+        assert not sampled.failures
 
 
 @settings(max_examples=50, deadline=None)
-@given(rows=st.lists(st.tuples(PARAMS, st.integers(0, 100)), min_size=2, max_size=6))
+@given(rows=ROWS)
 def test_same_seed_same_token_whatever_shares_the_batch(rows: list[tuple[EngineSampling, int]]) -> None:
     logits = random_logits(len(rows))
     together = sample(logits, [p for p, _ in rows], [index for _, index in rows]).token_ids
@@ -92,14 +97,38 @@ def test_same_seed_same_token_whatever_shares_the_batch(rows: list[tuple[EngineS
     assert together == alone
 
 
-def test_the_nucleus_is_right_when_the_first_look_is_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that need more than the first looks are sorted whole, and get the same token; whatever the blocks."""
-    logits = random_logits(16, spread=0.1)
-    rows = [params(top_p=0.8, seed=i) for i in range(16)]
-    whole = sample(logits, rows, [0] * 16).token_ids
-    monkeypatch.setattr(sampling, "TOP_P_LOOKS", (2, 5))
-    monkeypatch.setattr(sampling, "BLOCK", 7)
-    assert sample(logits, rows, [0] * 16).token_ids == whole
+@settings(max_examples=60, deadline=None)
+@given(rows=ROWS, spread=st.sampled_from([0.1, 2.0]))
+def test_how_candidates_are_found_changes_no_token(
+    rows: list[tuple[EngineSampling, int]], spread: float
+) -> None:
+    """Narrow columns with a rest, looks that are too short, small blocks, few rows at once."""
+    logits = random_logits(len(rows), spread=spread)
+    whole = sample(logits, [p for p, _ in rows], [index for _, index in rows]).token_ids
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "COLUMNS": 7, "COLUMNS_PER_RANK": 2, "LOOKS": (2, 5), "BLOCK": 7, "NARROW_ROWS": 2, "WIDE_ROWS": 1
+        }.items():  # fmt: skip
+            patch.setattr(sampling_host, name, value)
+        patch.setattr(sampling_device, "TOP_P_LOOKS", (2, 5))
+        patch.setattr(sampling_device, "BLOCK", 7)
+        for take in (sample_on_host, sample_on_device):
+            assert take(logits, [p for p, _ in rows], [index for _, index in rows]).token_ids == whole
+
+
+def test_a_real_vocabulary_in_a_large_mixed_batch_gives_what_each_row_gives_alone() -> None:
+    """More rows than are looked at together, of 49,157 tokens; on a CPU and on other devices the same."""
+    rng = np.random.default_rng(4)
+    logits = torch.from_numpy(rng.gumbel(size=(40, 49_157)).astype(np.float32) * 1.5)
+    kinds = [
+        params(0.7), params(0.7, top_k=50), params(0.7, 50, 0.9, 0.02), params(0.7, top_p=0.99), params(min_p=0.1),
+        params(0.0), params(3.0, top_p=0.95), params(1.0, 3000, 0.999),
+    ]  # fmt: skip
+    rows = [msgspec.structs.replace(kinds[r % len(kinds)], seed=r) for r in range(len(logits))]
+    together = sample_on_host(logits, rows, list(range(len(rows)))).token_ids
+    alone = [sample(logits[r : r + 1], [rows[r]], [r]).token_ids[0] for r in range(len(rows))]
+    assert together == alone
+    assert sample_on_device(logits, rows, list(range(len(rows)))).token_ids == together
 
 
 def test_frequencies_follow_the_probabilities() -> None:

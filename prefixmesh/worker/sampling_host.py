@@ -1,0 +1,252 @@
+"""Random choice of tokens on a CPU, in numpy: one thread, no barrier, and only as much of a row as its filters leave.
+
+For a few million numbers a step, torch's threads cost more than they bring: when anything else runs on their cores, each of a
+dozen small operations waits for the operating system. And most filters keep few tokens, so exponentials of the whole vocabulary
+are mostly thrown away. So a row is first narrowed to *candidates*, among which is all that its filters may keep, and everything
+after that is about some hundred numbers.
+
+What finds the candidates (how many columns, which look) never changes the choice: it is the one that ``sampling`` defines,
+whatever shares the batch. No sum runs from one row into another, and none depends on how wide others make the arrays.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from prefixmesh.worker.messages import EngineSampling
+from prefixmesh.worker.sampling_rng import uniforms
+
+FloatArray = npt.NDArray[np.float32]
+DoubleArray = npt.NDArray[np.float64]
+IndexArray = npt.NDArray[np.int64]
+
+NARROW_ROWS: Final = 64
+WIDE_ROWS: Final = 16
+"""Rows looked at together: enough to spread what a call costs, few enough that what is computed for whole rows stays near the core
+(16 rows of 49,152 weights are 3 MiB), and that a filter which keeps nearly everything takes tens of MB and no more."""
+
+COLUMNS: Final = 768
+"""A row is seen as so many columns or more, and the k-th largest of their maxima is at most the k-th largest of the row: a bound that
+one pass finds, and above which hardly more than k are. Sorting so many takes less than the pass."""
+
+COLUMNS_PER_RANK: Final = 4
+"""With four columns for each of k ranks, 15 % more than k candidates are expected."""
+
+LOOKS: Final = (64, 512)
+"""``top_p`` looks among so many likeliest first, which nearly always reach it; rows where they do not are sorted whole."""
+
+BLOCK: Final = 256
+"""Inverting a whole row finds a block by the blocks' sums, then the place in it: a running sum over all takes ten times as long."""
+
+LEAST_TEMPERATURE: Final = 1e-30
+"""Anything above 0 and below this is this: float32 must not take it for 0."""
+
+BOUND_SLACK: Final = 1e-3
+"""Of a natural logarithm. ``min_p`` as a bound of logits only finds candidates, which are then held to ``min_p`` itself."""
+
+
+class Filters(NamedTuple):
+    """The parameters of ``n`` rows, each as an array."""
+
+    temperature: FloatArray
+    top_k: IndexArray
+    """0 where it keeps everything."""
+
+    top_p: DoubleArray
+    min_p: FloatArray
+    chance: DoubleArray
+    """Each row's random number, in [0, 1)."""
+
+    @classmethod
+    def of(cls, params: Sequence[EngineSampling], indices: Sequence[int], vocab_size: int) -> "Filters":
+        """Arrays of what the requests ask for; ``indices[r]`` is the token's place in its answer."""
+        return cls(
+            np.array([max(one.temperature, LEAST_TEMPERATURE) for one in params], dtype=np.float32),
+            np.array([one.top_k if one.top_k < vocab_size else 0 for one in params], dtype=np.int64),
+            np.array([one.top_p for one in params], dtype=np.float64),
+            np.array([one.min_p for one in params], dtype=np.float32),
+            uniforms(
+                np.array([one.seed for one in params], dtype=np.uint64), np.array(indices, dtype=np.uint64)
+            ),
+        )
+
+    def take(self, rows: IndexArray | slice) -> "Filters":
+        """Those of some rows."""
+        return Filters(
+            self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.chance[rows]
+        )
+
+
+def choose(logits: FloatArray, largest: FloatArray, filters: Filters) -> IndexArray:
+    """[n] token ids for ``logits`` [n, vocab], whose row maxima are ``largest`` [n] and finite.
+
+    One pass over rows with ``top_k``, or with ``min_p`` and no ``top_p``; exponentials of the whole row for others, and a sort of it
+    where ``top_p`` keeps very many.
+    """
+    chosen = np.zeros(len(logits), dtype=np.int64)
+    is_narrow = (filters.top_k > 0) | ((filters.min_p > 0.0) & (filters.top_p >= 1.0))
+    for choose_some, mask, size in (
+        (_choose_narrow, is_narrow, NARROW_ROWS),
+        (_choose_wide, ~is_narrow, WIDE_ROWS),
+    ):
+        rows = np.flatnonzero(mask)
+        for start in range(0, len(rows), size):
+            some = _contiguous(rows[start : start + size])
+            chosen[some] = choose_some(logits[some], largest[some], filters.take(some))
+    return chosen
+
+
+def _contiguous(rows: IndexArray) -> IndexArray | slice:
+    """The rows as a slice where they are neighbours, since that copies nothing."""
+    first, last = int(rows[0]), int(rows[-1])
+    return slice(first, last + 1) if last - first + 1 == len(rows) else rows
+
+
+def _choose_narrow(logits: FloatArray, largest: FloatArray, filters: Filters) -> IndexArray:
+    """Rows whose logits alone say which few tokens may be kept."""
+    bound = np.maximum(_rank_bound(logits, filters.top_k), _min_p_bound(largest, filters))
+    ids, values = _gather(logits, bound, padding=-np.inf)
+    kth = _ranked(np.sort(values, axis=-1), filters.top_k)
+    weights = _weights(values, largest, filters.temperature)
+    weights[values < kth[:, None]] = 0.0
+    falling = np.sort(weights, axis=-1)[:, ::-1]
+    sums = falling.cumsum(axis=-1, dtype=np.float64)
+    least, _ = _nucleus(falling, sums, sums[:, -1] * filters.top_p)
+    least[filters.top_p >= 1.0] = 0.0
+    return _invert_few(ids, weights, np.maximum(least, filters.min_p), filters.chance)
+
+
+def _choose_wide(logits: FloatArray, largest: FloatArray, filters: Filters) -> IndexArray:
+    """Rows for which the weights of the whole vocabulary must be summed."""
+    weights = _weights(logits, largest, filters.temperature)
+    blocks = _block_sums(weights)
+    chosen = np.zeros(len(weights), dtype=np.int64)
+    limited = filters.top_p < 1.0
+    free, left = np.flatnonzero(~limited), np.flatnonzero(limited)
+    if len(free):
+        chosen[free] = _invert(weights, blocks, free, filters.chance[free])
+    wanted = blocks[:, -1] * filters.top_p
+    for look in LOOKS:
+        if not len(left):
+            return chosen
+        own = filters.take(left)
+        some = weights[_contiguous(left)]
+        bound = _rank_bound(some, np.full(len(left), min(look, some.shape[1])))
+        ids, candidates = _gather(some, bound, padding=0.0)
+        falling = np.sort(candidates, axis=-1)[:, ::-1]
+        sums = falling.cumsum(axis=-1, dtype=np.float64)
+        least, reached = _nucleus(falling, sums, wanted[left])
+        picked = _invert_few(ids, candidates, np.maximum(least, own.min_p), own.chance)
+        chosen[left[reached]] = picked[reached]
+        left = left[~reached]
+    for row in left.tolist():
+        chosen[row] = _choose_from_all(weights[row], wanted[row], filters.min_p[row], filters.chance[row])
+    return chosen
+
+
+def _choose_from_all(weights: FloatArray, wanted: float, min_p: float, chance: float) -> int:
+    """One row that keeps so many that sorting it whole is the way."""
+    falling = np.sort(weights)[None, ::-1]
+    least, _ = _nucleus(falling, falling.cumsum(axis=-1, dtype=np.float64), np.array([wanted]))
+    kept = np.where(weights >= max(least[0], min_p), weights, np.float32(0.0))[None]
+    return int(_invert(kept, _block_sums(kept), np.array([0]), np.array([chance]))[0])
+
+
+def _rank_bound(values: FloatArray, ranks: IndexArray) -> FloatArray:
+    """[n] bounds that at least ``ranks[r]`` values of row ``r`` reach, and hardly more; minus infinity for rank 0."""
+    rows, size = values.shape
+    depth = max(1, size // max(COLUMNS, COLUMNS_PER_RANK * int(ranks.max())))
+    columns = size // depth
+    maxima = values[:, : columns * depth].reshape(rows, depth, columns).max(axis=1)
+    if columns * depth < size:
+        maxima = np.concatenate((maxima, values[:, columns * depth :]), axis=1)
+    return _ranked(np.sort(maxima, axis=-1), ranks)
+
+
+def _min_p_bound(largest: FloatArray, filters: Filters) -> FloatArray:
+    """[n] logits below which ``min_p`` keeps nothing; minus infinity where ``top_p`` must see those as well."""
+    bound = np.full(len(largest), -np.inf, dtype=np.float32)
+    rows = np.flatnonzero((filters.min_p > 0.0) & (filters.top_p >= 1.0))
+    distance = filters.temperature[rows] * (np.log(filters.min_p[rows]) - np.float32(BOUND_SLACK))
+    bound[rows] = largest[rows] + distance
+    return bound
+
+
+def _ranked(rising: FloatArray, ranks: IndexArray) -> FloatArray:
+    """[n] the ``ranks[r]``-th largest of row ``r`` of ``rising``; minus infinity for rank 0 and beyond the row's length."""
+    width = rising.shape[1]
+    found: FloatArray = rising[np.arange(len(rising)), np.clip(width - ranks, 0, width - 1)]
+    found[(ranks == 0) | (ranks > width)] = -np.inf
+    return found
+
+
+def _gather(values: FloatArray, bound: FloatArray, padding: float) -> tuple[IndexArray, FloatArray]:
+    """Places and values of what reaches its row's bound, [n, most], in the rows' order; shorter rows end in ``padding``."""
+    rows, size = values.shape
+    flat = np.flatnonzero(values >= bound[:, None])
+    row = flat // size
+    counts = np.bincount(row, minlength=rows)
+    place = np.arange(len(flat)) - np.repeat(np.cumsum(counts) - counts, counts)
+    ids = np.zeros((rows, int(counts.max())), dtype=np.int64)
+    ids[row, place] = flat - row * size
+    found = np.full(ids.shape, padding, dtype=np.float32)
+    found[row, place] = values.reshape(-1)[flat]
+    return ids, found
+
+
+def _weights(values: FloatArray, largest: FloatArray, temperature: FloatArray) -> FloatArray:
+    """Probabilities of logits, the likeliest's being 1. Subtracted before the division, so that a tiny temperature underflows to 0
+    and never overflows."""
+    weights: FloatArray = values - largest[:, None]
+    with np.errstate(over="ignore"):
+        weights /= temperature[:, None]
+    return np.exp(weights, out=weights)
+
+
+def _nucleus(
+    falling: FloatArray, sums: DoubleArray, wanted: DoubleArray
+) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    """[n] the least weight of the smallest set of likeliest whose sum reaches ``wanted``, and whether these are enough for it.
+
+    ``sums`` are the running sums of ``falling``, so that how many smaller ones follow changes nothing.
+    """
+    place = (sums < wanted[:, None]).sum(axis=-1)
+    reached = place < falling.shape[1]
+    return falling[np.arange(len(falling)), np.minimum(place, falling.shape[1] - 1)], reached
+
+
+def _invert_few(ids: IndexArray, weights: FloatArray, least: FloatArray, chance: DoubleArray) -> IndexArray:
+    """[n] ids where the running sum of the weights from ``least`` on first exceeds ``chance`` of the whole sum."""
+    sums = np.where(weights >= least[:, None], weights, np.float32(0.0)).cumsum(axis=-1, dtype=np.float64)
+    target = _below(chance * sums[:, -1], sums[:, -1])
+    chosen: IndexArray = ids[np.arange(len(ids)), (sums <= target[:, None]).sum(axis=-1)]
+    return chosen
+
+
+def _block_sums(weights: FloatArray) -> DoubleArray:
+    """[n, blocks] running sums of each row at the blocks' ends."""
+    starts = np.arange(0, weights.shape[1], BLOCK)
+    return np.add.reduceat(weights, starts, axis=1, dtype=np.float64).cumsum(axis=-1)
+
+
+def _invert(weights: FloatArray, blocks: DoubleArray, rows: IndexArray, chance: DoubleArray) -> IndexArray:
+    """``_invert_few`` for ``rows`` of whole rows with their block sums. A place of weight 0 is never chosen: a target is strictly
+    below the sum that it is sought in."""
+    sums, each = blocks[rows], np.arange(len(rows))
+    target = _below(chance * sums[:, -1], sums[:, -1])
+    block = (sums <= target[:, None]).sum(axis=-1)
+    target = target - np.where(block > 0, sums[each, block - 1], 0.0)
+    places = block[:, None] * BLOCK + np.arange(BLOCK)
+    last = weights.shape[1] - 1
+    inside = np.where(
+        places <= last, weights[rows[:, None], np.minimum(places, last)], np.float32(0.0)
+    ).cumsum(axis=-1, dtype=np.float64)
+    target = _below(target, inside[:, -1])
+    chosen: IndexArray = places[each, (inside <= target[:, None]).sum(axis=-1)]
+    return chosen
+
+
+def _below(target: DoubleArray, total: DoubleArray) -> DoubleArray:
+    return np.minimum(target, np.nextafter(total, 0.0))
