@@ -223,8 +223,8 @@ class AdapterReader:
 
     def _read(self, file: BinaryIO, entry: TensorEntry) -> npt.NDArray[Any]:
         file.seek(entry.offset)
-        raw = file.read(entry.size_bytes)
-        if len(raw) != entry.size_bytes:
+        raw = bytearray(entry.size_bytes)  # torch wants memory that it could write to
+        if file.readinto(raw) != entry.size_bytes:  # type: ignore[attr-defined]
             raise ModelFileError(f"{self._adapter.path}/{WEIGHTS_FILE} ended while it was being read")
         self._add(entry.dtype.encode(), repr(entry.shape).encode(), raw)
         array = np.frombuffer(raw, _NUMPY[entry.dtype]).reshape(entry.shape)
@@ -232,7 +232,7 @@ class AdapterReader:
             raise ModelFileError(f"tensor {entry.name} holds numbers that are not finite")
         return array
 
-    def _add(self, *fields: bytes) -> None:
+    def _add(self, *fields: bytes | bytearray) -> None:
         """Length-prefixed, so that no two different lists of fields read the same."""
         for field in fields:
             self._hash.update(len(field).to_bytes(8, "little"))

@@ -45,3 +45,6 @@ class BatchPlan:
 
     logit_rows: IntArray
     """[R] rows of ``token_ids`` whose logits are wanted: the last row of each sequence that samples in this step."""
+
+    adapter_slots: IntArray | None = None
+    """[B] where the weights of each sequence's LoRA adapter are, -1 for the base model; None when all are the base model's."""

@@ -17,6 +17,7 @@ from prefixmesh.model_files.model_config import ModelConfig
 from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.model.attention import AttentionBackend
 from prefixmesh.worker.model.kv_pool import KVPool
+from prefixmesh.worker.model.lora import StepLora
 from prefixmesh.worker.model.rope import RopeTable, rotate
 from prefixmesh.worker.model.weights import LayerWeights, LlamaWeights
 
@@ -47,19 +48,25 @@ class Llama:
         positions = min(config.context_length, pool.total_tokens)
         self._rope = RopeTable(config, positions, weights.embedding.device)
 
-    def __call__(self, step: StepTensors, attention: AttentionBackend) -> torch.Tensor:
+    def __call__(
+        self, step: StepTensors, attention: AttentionBackend, lora: StepLora | None = None
+    ) -> torch.Tensor:
         """Compute ``T`` new tokens, write their K/V to the pool; float32 logits of the wanted rows, [R, vocab_size].
 
-        ``attention`` must have prepared the same plan.
+        ``attention`` must have prepared the same plan, and ``lora`` be the same plan's adapters.
         """
         weights = self._weights
         angles = self._rope.at(step.positions)
         hidden = functional.embedding(step.token_ids, weights.embedding).float()
         for index, layer in enumerate(weights.layers):
             normed = self._norm(hidden, layer.attention_norm)
-            hidden += self._attend(index, layer, normed, angles, step.out_slots, attention)
-            hidden += _feed_forward(layer, self._norm(hidden, layer.mlp_norm))
-        return weights.lm_head(self._norm(hidden[step.logit_rows], weights.final_norm)).float()
+            hidden += self._attend(index, layer, normed, angles, step.out_slots, attention, lora)
+            hidden += _feed_forward(index, layer, self._norm(hidden, layer.mlp_norm), lora)
+        normed = self._norm(hidden[step.logit_rows], weights.final_norm)
+        logits = weights.lm_head(normed)
+        if lora is not None:
+            lora.add_head(normed, logits)
+        return logits.float()
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         normed = functional.rms_norm(hidden, weight.shape, weight, self._config.rms_norm_eps)
@@ -73,20 +80,36 @@ class Llama:
         angles: tuple[torch.Tensor, torch.Tensor],
         out_slots: torch.Tensor,
         attention: AttentionBackend,
+        lora: StepLora | None,
     ) -> torch.Tensor:
         config = self._config
         q_heads, kv_heads = config.num_heads, config.num_kv_heads
-        heads = layer.qkv(hidden).view(-1, q_heads + 2 * kv_heads, config.head_dim)
+        qkv = layer.qkv(hidden)
+        if lora is not None:
+            lora.add(index, "qkv", hidden, qkv)
+        heads = qkv.view(-1, q_heads + 2 * kv_heads, config.head_dim)
         turned = heads[:, : q_heads + kv_heads]
         if layer.qk_norm is not None:
             turned = functional.rms_norm(turned.float(), turned.shape[-1:], None, config.rms_norm_eps)
             turned = turned * layer.qk_norm
         rotated = rotate(turned, *angles, heads.dtype)
         self._pool.write(index, rotated[:, q_heads:], heads[:, q_heads + kv_heads :], out_slots)
-        attended = attention.forward(index, rotated[:, :q_heads])
-        return layer.attention_out(attended.view(-1, q_heads * config.head_dim))
+        attended = attention.forward(index, rotated[:, :q_heads]).view(-1, q_heads * config.head_dim)
+        out = layer.attention_out(attended)
+        if lora is not None:
+            lora.add(index, "attention_out", attended, out)
+        return out
 
 
-def _feed_forward(layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-    gate, up = layer.gate_up(hidden).chunk(2, dim=-1)
-    return layer.down(functional.silu(gate).mul_(up))
+def _feed_forward(
+    index: int, layer: LayerWeights, hidden: torch.Tensor, lora: StepLora | None
+) -> torch.Tensor:
+    gate_up = layer.gate_up(hidden)
+    if lora is not None:
+        lora.add(index, "gate_up", hidden, gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    inner = functional.silu(gate).mul_(up)
+    down = layer.down(inner)
+    if lora is not None:
+        lora.add(index, "down", inner, down)
+    return down

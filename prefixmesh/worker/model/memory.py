@@ -58,6 +58,9 @@ class MemorySums:
     reason: str
     """What set the size."""
 
+    adapters: int = 0
+    """Set aside for the weights of resident LoRA adapters."""
+
     @property
     def total_tokens(self) -> int:
         """Tokens the pool holds."""
@@ -70,10 +73,11 @@ class MemorySums:
 
     def describe(self) -> str:
         """The sums in one line."""
+        adapters = f"adapters {self.adapters / MIB:,.0f} MiB + " if self.adapters else ""
         return (
-            f"weights {self.weights / MIB:,.0f} MiB + KV {self.kv / MIB:,.0f} MiB "
+            f"weights {self.weights / MIB:,.0f} MiB + {adapters}KV {self.kv / MIB:,.0f} MiB "
             f"({self.total_tokens:,} tokens of {self.kv_per_token:,} bytes, {self.num_pages:,} pages of {self.page_size}) "
-            f"= {(self.weights + self.kv) / MIB:,.0f} MiB of {self.device.total / MIB:,.0f} MiB ({self.device.source}); "
+            f"= {(self.weights + self.adapters + self.kv) / MIB:,.0f} MiB of {self.device.total / MIB:,.0f} MiB ({self.device.source}); "
             f"size set by {self.reason}"
         )
 
@@ -88,12 +92,13 @@ def size_pool(
     mem_fraction_static: float,
     max_total_tokens: int | None,
     on_cpu: bool,
+    adapter_bytes: int = 0,
 ) -> MemorySums:
     """Decide the pool's size. Raises ConfigError with the sums when weights and pool do not fit, or no page does."""
     if max_total_tokens is not None:
         tokens, reason = max_total_tokens, f"max_total_tokens={max_total_tokens}"
     else:
-        budget = int(memory.total * mem_fraction_static) - weights_bytes
+        budget = int(memory.total * mem_fraction_static) - weights_bytes - adapter_bytes
         tokens, reason = budget // kv_bytes_per_token, f"mem_fraction_static={mem_fraction_static:g}"
         cap = CPU_POOL_CONTEXTS * context_length
         if on_cpu and tokens > cap:
@@ -105,12 +110,13 @@ def size_pool(
         page_size=page_size,
         num_pages=tokens // page_size,
         reason=reason,
+        adapters=adapter_bytes,
     )
     if sums.num_pages < 1:
         raise ConfigError(
             f"no KV page fits beside the weights: {sums.describe()}; raise mem_fraction_static or free memory"
         )
-    if sums.kv > memory.free:
+    if sums.kv + sums.adapters > memory.free:
         raise ConfigError(
             f"weights and KV pool do not fit: {sums.describe()}; only {memory.free / MIB:,.0f} MiB are free beside the weights"
         )

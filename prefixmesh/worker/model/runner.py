@@ -14,6 +14,7 @@ from prefixmesh.worker.model.attention import AttentionBackend
 from prefixmesh.worker.model.decode_graphs import DecodeGraphs, GraphAttention, GraphDevice
 from prefixmesh.worker.model.kv_pool import KVPool
 from prefixmesh.worker.model.llama import Llama, StepTensors
+from prefixmesh.worker.model.lora import LoraSlots
 from prefixmesh.worker.model.weights import LlamaWeights
 
 PROFILE_PROMPT_TOKENS: Final = 256
@@ -39,12 +40,18 @@ class ModelRunner:
     """A model, its KV pool and an attention backend. Not thread-safe: one loop owns it."""
 
     def __init__(
-        self, config: ModelConfig, weights: LlamaWeights, pool: KVPool, backend: AttentionBackend
+        self,
+        config: ModelConfig,
+        weights: LlamaWeights,
+        pool: KVPool,
+        backend: AttentionBackend,
+        adapters: LoraSlots | None = None,
     ) -> None:
         self.config = config
         self.pool = pool
         self._device = weights.embedding.device
         self._backend = backend
+        self._adapters = adapters
         self._llama = Llama(config, weights, pool)
         self._graphs: DecodeGraphs | None = None
 
@@ -54,7 +61,9 @@ class ModelRunner:
 
         Returns float32 [R, vocab_size] on the model's device, valid until the next step.
         """
-        replayed = None if self._graphs is None else self._graphs.forward(plan)
+        # What was recorded is the base model's alone (see ``lora``).
+        graphs = self._graphs if plan.adapter_slots is None else None
+        replayed = None if graphs is None else graphs.forward(plan)
         return self._compute(plan) if replayed is None else replayed
 
     @torch.inference_mode()
@@ -90,7 +99,9 @@ class ModelRunner:
     @torch.inference_mode()
     def _compute(self, plan: BatchPlan) -> torch.Tensor:
         self._backend.prepare(plan)
-        return self._llama(StepTensors.of(plan, self._device), self._backend)
+        assert plan.adapter_slots is None or self._adapters is not None
+        lora = None if self._adapters is None else self._adapters.step(plan)
+        return self._llama(StepTensors.of(plan, self._device), self._backend, lora)
 
     def _timed(self, plan: BatchPlan, way: Callable[[BatchPlan], torch.Tensor] | None = None) -> float:
         started = time.perf_counter()
