@@ -1,8 +1,12 @@
 """One request's passage through one worker: what each frame of the stream teaches the core, and what the caller gets to see.
 
 It neither waits nor sends. Frames are serialised ``GenerateResponse`` messages: those with text pass as they came; the first gets
-the routing added, the last what only the router knows. However the passage ends, it settles exactly once.
+the routing added, the last what only the router knows. Each branch of a request has an answer of its own, remembered and named for
+itself. However the passage ends, it settles exactly once.
 """
+
+from collections import defaultdict
+from dataclasses import dataclass, field
 
 from prefixmesh.errors import InternalError
 from prefixmesh.ids import RequestId
@@ -11,6 +15,15 @@ from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
 from prefixmesh.router.routing import Placement, RouterCore
 from prefixmesh.text.prompts import PromptBuilder
 from prefixmesh.tokens import unpack
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What has passed of one branch."""
+
+    ids: list[bytes] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    is_remembered: bool = False
 
 
 class Passage:
@@ -34,8 +47,8 @@ class Passage:
         self._prompts = prompts
         self._request_id = request_id
         self._model = model
-        self._answer_ids: list[bytes] = []
-        self._answer_text: list[str] = []
+        self._answers: defaultdict[int, _Answer] = defaultdict(_Answer)
+        self._has_token = False
         self._is_closed = False
         self.cached_tokens = 0
         """What the worker said it found."""
@@ -44,11 +57,14 @@ class Passage:
         """Whether the worker has sent the stream's last message."""
 
     def on_frame(self, frame: bytes) -> bytes:
-        """Take note of a frame; what to send on. O(frame), and O(answer) for the last."""
+        """Take note of a frame; what to send on. O(frame), and O(answers) for the last."""
         message = pb.GenerateResponse.FromString(frame)
         match message.WhichOneof("event"):
             case "delta":
                 self._on_delta(message.delta)
+                return frame
+            case "branch_ended":
+                self._remember(self._answers[message.branch_ended.branch])
                 return frame
             case "started":
                 self._on_started(message.started)
@@ -75,25 +91,33 @@ class Passage:
         started.routing.predicted_first_token_ms = decision.cost.first_token_ms
 
     def _on_delta(self, delta: pb.Delta) -> None:
-        if not self._answer_ids:
+        if not self._has_token:
+            self._has_token = True
             self._core.first_token(self._placement)
-        self._answer_ids.append(delta.token_ids)
-        self._answer_text.append(delta.text)
+        answer = self._answers[delta.branch]
+        answer.ids.append(delta.token_ids)
+        answer.texts.append(delta.text)
 
     def _on_finished(self, finished: pb.Finished) -> None:
         if self._is_closed:
             raise InternalError("the worker ended the stream twice")
-        answer_ids = b"".join(self._answer_ids)
-        named = self._preparer.name_answer(self._prepared, answer_ids)
+        answers = list(self._answers.values()) or [_Answer()]
+        named = [self._preparer.name_answer(self._prepared, b"".join(answer.ids)) for answer in answers]
         # Before the caller sees the end, so that its next turn finds what this one left.
         self._is_closed = self.is_finished = True
-        self._core.finished(self._placement, named)
+        self._core.finished(self._placement, *named)
         finished.usage.retokenized_tokens = self._prepared.prompt.retokenized_tokens
-        if self._prepared.resumed:
-            return  # the text from before the interruption is not known here
+        for answer in answers:
+            self._remember(answer)
+
+    def _remember(self, answer: _Answer) -> None:
+        # After a resumption the text from before the interruption is not known here.
+        if answer.is_remembered or self._prepared.resumed:
+            return
+        answer.is_remembered = True
         self._prompts.remember(
             self._prepared.namespace,
             self._prepared.prompt,
-            "".join(self._answer_text),
-            unpack(answer_ids).tolist(),
+            "".join(answer.texts),
+            unpack(b"".join(answer.ids)).tolist(),
         )

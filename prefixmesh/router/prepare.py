@@ -130,12 +130,16 @@ class RequestPreparer:
                 fingerprints=block_fingerprints(namespace, named, self._block_size),
                 prompt_tokens=prompt_tokens,
                 max_tokens=max_tokens,
+                branches=request.branches,
                 whole_name=whole[0],
             ),
             wire=pb.GenerateRequest(
                 request_id=message.request_id,
                 tokens=pb.TokenPrompt(ids=prompt.tokens),
                 resumed_output=request.resumed_output,
+                branches=message.branches,
+                priority=message.priority,
+                queue_timeout_ms=message.queue_timeout_ms,
                 sampling=message.sampling if message.HasField("sampling") else None,
             ).SerializeToString(),
         )

@@ -40,6 +40,9 @@ class RouteRequest:
     max_tokens: int | None
     """The caller's output limit."""
 
+    branches: int = 1
+    """Answers that are computed from the one prompt, all on one worker."""
+
     whole_name: int = 0
     """A number for the whole of a prompt that is shorter than a block, and so has no fingerprint; 0 for all others. Where workers are
     equal it picks one, so that the same short prompt comes back to the worker that has computed it."""
@@ -155,12 +158,14 @@ class RouterCore:
         """Prefill is over; O(1)."""
         placement.reservation.first_token()
 
-    def finished(self, placement: Placement, fingerprints: Sequence[Fingerprint]) -> None:
-        """The request ended well; ``fingerprints`` name the blocks of prompt and answer, which the worker holds now. O(blocks)."""
+    def finished(self, placement: Placement, *named: Sequence[Fingerprint]) -> None:
+        """The request ended well; each of ``named`` names the blocks of the prompt and one of its answers, which the worker holds now.
+        O(blocks)."""
         is_current = self._is_current(placement)
         self._settle(placement)
         if is_current:
-            self.tree.record(fingerprints, placement.endpoint)
+            for fingerprints in named:
+                self.tree.record(fingerprints, placement.endpoint)
 
     def failed(self, placement: Placement) -> None:
         """The request ended in any other way: error, cancel, the worker's death.
@@ -200,7 +205,8 @@ class RouterCore:
         self, request: RouteRequest, decision: Decision, entry: WorkerEntry, rates: Rates, size: RequestSize
     ) -> Placement:
         reservation = entry.load.reserve(
-            prefill_ms=decision.cost.prefill_ms, decode_ms=decode_ms(size.output_tokens, rates)
+            prefill_ms=decision.cost.prefill_ms,
+            decode_ms=request.branches * decode_ms(size.output_tokens, rates),
         )
         entry.totals.routed += 1
         placement = Placement(

@@ -56,10 +56,10 @@ class RunningCalls:
             raise UnavailableError(self._refusal)
         if request_id in self._places:
             raise AuthenticationError("this ticket is in use already")
-        if self._taken + branches > self._limit:
-            raise OverloadedError(f"{self._limit} requests are running or waiting here, which is the limit")
         if branches > 1:
             self._check_queue(branches)
+        if self._taken + branches > self._limit:
+            raise OverloadedError(f"{self._limit} requests are running or waiting here, which is the limit")
         place = self._places[request_id] = CallPlace(tenant, branches)
         self._taken += branches
         self._idle.clear()

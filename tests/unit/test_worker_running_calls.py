@@ -37,7 +37,7 @@ async def test_places_are_bounded_and_ids_are_unique() -> None:
 
 async def test_a_call_gets_a_place_for_every_branch_or_none() -> None:
     """A refused call has taken nothing, an ended one has left nothing."""
-    calls = RunningCalls(5, queue_limit=5)
+    calls = RunningCalls(5, queue_limit=9)
     with calls.enter(A, ACME, 3):
         assert calls.branches_of(A, ACME) == 3
         with pytest.raises(OverloadedError, match="5 requests"), calls.enter(B, ACME, 3):
