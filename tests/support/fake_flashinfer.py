@@ -92,13 +92,29 @@ class BatchPrefillWithPagedKVCacheWrapper:
 
 
 class BatchDecodeWithPagedKVCacheWrapper(BatchPrefillWithPagedKVCacheWrapper):
-    """One query for each segment."""
+    """One query for each segment. In graph mode a plan is copied into the caller's buffers, and only they are read by a run."""
 
     def __init__(
-        self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", use_tensor_cores: bool = False
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: torch.Tensor | None = None,
+        paged_kv_indices_buffer: torch.Tensor | None = None,
+        paged_kv_last_page_len_buffer: torch.Tensor | None = None,
+        backend: str = "auto",
     ) -> None:
         super().__init__(float_workspace_buffer, kv_layout)
         self.use_tensor_cores = use_tensor_cores
+        self.buffers: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        if use_cuda_graph:
+            buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
+            indptr, indices, last = (buffer for buffer in buffers if buffer is not None)
+            assert {buffer.dtype for buffer in (indptr, indices, last)} == {torch.int32}
+            assert len(indptr) == len(last) + 1
+            assert backend == "fa2"
+            self.buffers = (indptr, indices, last)
 
     def plan(  # type: ignore[override]  # as in the real one, it takes no qo_indptr
         self,
@@ -115,6 +131,19 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchPrefillWithPagedKVCacheWrapper):
         super().plan(
             each, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, **options
         )
+        if self.buffers is not None:
+            assert len(last_page_len) == len(self.buffers[2]), "the number of sequences is fixed"
+            assert len(indices) <= len(self.buffers[1])
+            self.buffers[0].copy_(indptr)
+            self.buffers[1][: len(indices)].copy_(indices)
+            self.buffers[2].copy_(last_page_len)
+
+    def run(self, q: torch.Tensor, paged_kv_cache: Pages) -> torch.Tensor:
+        if self.buffers is not None:
+            indptr, indices, last = self.buffers
+            self.lengths = ((indptr.diff() - 1) * self.page_size + last).tolist()
+            self.kv, self.indices = indptr.tolist(), indices.long()
+        return super().run(q, paged_kv_cache)
 
 
 class MultiLevelCascadeAttentionWrapper:

@@ -1,14 +1,14 @@
 """The flashinfer backend on a stand-in for the library: what is handed over, in which order, gives exact attention.
 
-The stand-in computes what FlashInfer documents, from the arrays that it gets. The kernels themselves are tests/gpu's matter.
+The stand-in computes what FlashInfer documents, from the arrays that it gets. That our calls fit the library itself is
+``tests/contract/test_flashinfer_signatures``; the kernels are tests/gpu's matter.
 """
 
-import importlib
-import importlib.util
-import inspect
 import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +19,9 @@ from prefixmesh.worker.cascade_plan import CascadeRule
 from prefixmesh.worker.model import flashinfer_attention
 from prefixmesh.worker.model.flashinfer_attention import FlashInferAttention, unsupported
 from tests.support import fake_flashinfer
+from tests.support.fake_graphs import FakeGraphDevice, make_runner
 from tests.support.paged_attention import PagedSetting, Sharer, alone, config_of
+from tests.support.plans import GreedyDriver
 
 ALWAYS = CascadeRule(min_reads=1)
 TOLERANCE = 1e-6
@@ -30,6 +32,7 @@ BRANCHING = [alone(70, 1), alone(5, 1), Sharer(0, 64, 66, 9), Sharer(1, 0, 0, 12
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(flashinfer_attention, "WORKSPACE_BYTES", 64)
+    monkeypatch.setattr(flashinfer_attention, "MAX_GRAPH_PAGES", 512)
     return fake_flashinfer.install(monkeypatch)
 
 
@@ -122,39 +125,33 @@ def test_what_it_cannot_serve_is_told(device: str, dtype: torch.dtype, head_dim:
     assert words in unsupported(config_of(4, 2, head_dim), dtype, torch.device(device))
 
 
-def test_our_calls_fit_the_real_signatures(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every call that the stand-in takes binds to the installed library's signature. Needs flashinfer, but no GPU."""
-    monkeypatch.delitem(sys.modules, "flashinfer")
-    if importlib.util.find_spec("flashinfer") is None:
-        pytest.skip("flashinfer is not installed here")
-    real = importlib.import_module("flashinfer")
-    calls: list[tuple[str, str]] = []
-    for name in (
-        "BatchPrefillWithPagedKVCacheWrapper",
-        "BatchDecodeWithPagedKVCacheWrapper",
-        "MultiLevelCascadeAttentionWrapper",
-    ):
-        for method in ("__init__", "plan", "run"):
-            _check_calls(monkeypatch, getattr(library, name), getattr(real, name), method, calls)
-    monkeypatch.setitem(sys.modules, "flashinfer", library)
-    for work in ([alone(9, 1)], [alone(0, 4)], BRANCHING):
-        setting = PagedSetting(work)
-        setting.check(FlashInferAttention(setting.config, setting.pool, ALWAYS), TOLERANCE)
-    assert len(set(calls)) == 9
-
-
-def _check_calls(
-    monkeypatch: pytest.MonkeyPatch, fake: Any, real: Any, method: str, calls: list[tuple[str, str]]
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (4, 1)])
+def test_decodes_of_a_recorded_size_read_what_was_planned_last(
+    page_size: int, heads: int, kv_heads: int
 ) -> None:
-    original = getattr(fake, method)
-    # The decode wrapper's plan takes any keywords and passes them on.
-    planned = method == "plan" and hasattr(real, "_plan_impl")
-    signature = inspect.signature(real._plan_impl if planned else getattr(real, method))
+    """In the library's graph mode each plan is copied into arrays that stay where they are; sizes share the page indices."""
+    first = PagedSetting([alone(40, 1), alone(3, 1)], page_size=page_size, heads=heads, kv_heads=kv_heads)
+    backend = FlashInferAttention(first.config, first.pool, ALWAYS)
+    two: Any = backend.decode_of_size(2)
+    three: Any = backend.decode_of_size(3)
+    first.check(two, TOLERANCE)
+    assert two._wrapper.buffers[1] is three._wrapper.buffers[1]
+    assert two._wrapper.buffers[0] is not three._wrapper.buffers[0]
+    assert len(two._wrapper.buffers[1]) == backend.max_graph_pages
+    assert two._wrapper.use_tensor_cores == (heads // kv_heads > 3)
+    for layer in range(2):
+        first.check(two, TOLERANCE)
+        assert two._wrapper.plans == 4 + 2 * layer
 
-    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(self) is fake:
-            signature.bind(self, *args, **kwargs)
-            calls.append((fake.__name__, method))
-        return original(self, *args, **kwargs)
 
-    monkeypatch.setattr(fake, method, checked)
+def test_whole_answers_replayed_on_the_librarys_graph_mode(tiny_model_folder: Path) -> None:
+    """The model's decode steps, padded and recorded over the stand-in: greedy answers as with the torch backend."""
+    runner = make_runner(tiny_model_folder)
+    rng = np.random.default_rng(4)
+    prompts = [rng.integers(3, 512, length).tolist() for length in (3, 17, 8)]
+    expected = [answer.tokens for answer in GreedyDriver(runner).answer(prompts, 4)]
+    device = FakeGraphDevice()
+    runner.record_decodes(FlashInferAttention(runner.config, runner.pool), device, (1, 2, 4))
+    assert [answer.tokens for answer in GreedyDriver(runner).answer(prompts, 4)] == expected
+    assert device.replays == 3

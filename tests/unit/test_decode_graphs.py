@@ -8,26 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from prefixmesh.model_files.model_config import read_model_config
-from prefixmesh.model_files.source import resolve_model
 from prefixmesh.worker.cascade_plan import CascadeRule
 from prefixmesh.worker.model.decode_graphs import MIN_FREE_BYTES, DecodeGraphs
-from prefixmesh.worker.model.kv_pool import KVPool
-from prefixmesh.worker.model.loader import load_weights
 from prefixmesh.worker.model.runner import ModelRunner
-from prefixmesh.worker.model.torch_attention import TorchAttention
-from tests.support.fake_graphs import FakeGraphDevice, TorchGraphAttention
+from tests.support.fake_graphs import PAGES, FakeGraphDevice, TorchGraphAttention, make_runner
 from tests.support.plans import GreedyDriver, PagedSequence, Piece, make_plan
-
-PAGES = 96
-
-
-def make_runner(folder: Path, page_size: int = 4, scratch_pages: int = 1) -> ModelRunner:
-    files = resolve_model(str(folder))
-    config, cpu = read_model_config(files), torch.device("cpu")
-    weights = load_weights(files, config, torch.float32, cpu)
-    pool = KVPool(config, PAGES, page_size, torch.float32, cpu, scratch_pages=scratch_pages)
-    return ModelRunner(config, weights, pool, TorchAttention(config, pool))
 
 
 def record(
