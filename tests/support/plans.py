@@ -1,7 +1,7 @@
 """Batch plans by hand, and a driver that runs whole answers through a ``ModelRunner`` without scheduler or cache."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ class PagedSequence:
     pages: list[int] = field(default_factory=list)
     computed: int = 0
     """Tokens whose KV is in the pool."""
+
+    adapter_slot: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,11 @@ def make_plan(pieces: Sequence[Piece], page_size: int) -> BatchPlan:
         last.append((end - 1) % page_size + 1)
         if piece.wants_logits:
             wanted.append(len(tokens) - 1)
-    return BatchPlan(
+    plan = BatchPlan(
         *(np.array(x, dtype=np.int32) for x in (tokens, positions, slots, qo, kv, indices, last, wanted))
     )
+    adapters = np.array([piece.sequence.adapter_slot for piece in pieces], dtype=np.int32)
+    return replace(plan, adapter_slots=adapters) if (adapters >= 0).any() else plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +88,20 @@ class GreedyDriver:
         chunk: int = 0,
         warm_share: float = 0.0,
         shared_tokens: int = 0,
+        adapter_slots: Sequence[int] | None = None,
     ) -> list[Answer]:
         """Answer ``prompts`` as one batch.
 
         ``chunk`` limits the prompt tokens of a sequence in a step (0: no limit). ``warm_share`` of each prompt, in whole pages,
         is computed first by an earlier sequence whose pages are then shared, as a prefix cache would. With ``shared_tokens`` (whole
-        pages) all prompts begin with so many equal ones, and take the pages of one earlier sequence.
+        pages) all prompts begin with so many equal ones, and take the pages of one earlier sequence. ``adapter_slots`` says with
+        which adapter each is answered; none with the base model.
         """
-        sequences = [PagedSequence(tokens=list(prompt)) for prompt in prompts]
+        slots = [-1] * len(prompts) if adapter_slots is None else adapter_slots
+        sequences = [
+            PagedSequence(tokens=list(prompt), adapter_slot=slot)
+            for prompt, slot in zip(prompts, slots, strict=True)
+        ]
         if shared_tokens:
             earlier = PagedSequence(tokens=list(prompts[0][:shared_tokens]))
             self._step([Piece(earlier, shared_tokens, wants_logits=False)])
@@ -121,9 +131,12 @@ class GreedyDriver:
             pages = int((len(sequence.tokens) - 1) * share) // self._page_size
             shared = pages * self._page_size
             if shared:
-                earlier = PagedSequence(tokens=sequence.tokens[:shared])
+                slot = sequence.adapter_slot
+                earlier = PagedSequence(tokens=sequence.tokens[:shared], adapter_slot=slot)
                 self._step([Piece(earlier, shared, wants_logits=False)])
-                sequence = PagedSequence(tokens=sequence.tokens, pages=list(earlier.pages), computed=shared)
+                sequence = PagedSequence(
+                    tokens=sequence.tokens, pages=list(earlier.pages), computed=shared, adapter_slot=slot
+                )
             warmed.append(sequence)
         return warmed
 
