@@ -39,4 +39,5 @@ class OperatorService:
             prompt_tokens=totals.prompt_tokens,
             cached_tokens=totals.cached_tokens,
             cache=None if cache is None else encode_cache_counts(cache),
+            adapters=sorted(entry.adapters),
         )

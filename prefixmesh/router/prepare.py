@@ -63,15 +63,23 @@ class RequestPreparer:
         self._builders.close()
 
     async def prepare(
-        self, request: GenerateRequest, message: pb.GenerateRequest, tenant: TenantId, context_length: int
+        self,
+        request: GenerateRequest,
+        message: pb.GenerateRequest,
+        tenant: TenantId,
+        *,
+        adapter_digest: str,
+        context_length: int,
     ) -> PreparedRequest:
-        """Build, name and serialise a request of ``tenant``; ``context_length`` is the longest that any worker offers now.
+        """Build, name and serialise a request of ``tenant``.
 
-        Raises InvalidRequestError, naming the field and the limit.
+        ``adapter_digest`` is the content that the request's adapter means, empty for the base model; ``context_length`` the longest that
+        any worker offers now. Raises InvalidRequestError, naming the field and the limit.
         """
-        namespace = self.namespace(tenant, request.extra_key)
+        namespace = self.namespace(tenant, request.extra_key, adapter_digest)
         return await self._builders.run(
-            request.prompt, partial(self._prepare, request, message, namespace, context_length)
+            request.prompt,
+            partial(self._prepare, request, message, namespace, adapter_digest, context_length),
         )
 
     async def tokenize(self, prompt: Prompt, tenant: TenantId) -> bytes:
@@ -80,12 +88,12 @@ class RequestPreparer:
         built = await self._builders.run(prompt, partial(self._model.prompts.build, prompt, namespace))
         return built.tokens
 
-    def namespace(self, tenant: TenantId, extra_key: str) -> Namespace:
-        """Where the KV of a tenant's requests with this ``extra_key`` lives."""
+    def namespace(self, tenant: TenantId, extra_key: str, adapter_digest: str = "") -> Namespace:
+        """Where the KV of a tenant's requests with this ``extra_key`` and this adapter lives."""
         return derive_namespace(
             self._namespace_key,
             tenant=tenant,
-            adapter_digest="",
+            adapter_digest=adapter_digest,
             model_revision=self._model.revision,
             caller_key=extra_key,
             isolation=self._isolation,
@@ -107,6 +115,7 @@ class RequestPreparer:
         request: GenerateRequest,
         message: pb.GenerateRequest,
         namespace: Namespace,
+        adapter_digest: str,
         context_length: int,
     ) -> PreparedRequest:
         prompt = self._model.prompts.build(request.prompt, namespace)
@@ -132,9 +141,12 @@ class RequestPreparer:
                 max_tokens=max_tokens,
                 branches=request.branches,
                 whole_name=whole[0],
+                adapter=request.adapter,
+                adapter_digest=adapter_digest,
             ),
             wire=pb.GenerateRequest(
                 request_id=message.request_id,
+                adapter=request.adapter,
                 tokens=pb.TokenPrompt(ids=prompt.tokens),
                 resumed_output=request.resumed_output,
                 branches=message.branches,

@@ -4,13 +4,14 @@ A worker is added by its address and is not ready until it has answered, says th
 router serves: routing by tokens and fingerprints makes no sense between two tokenizers or two revisions of the weights.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from prefixmesh.cache.ledger import LedgerRow
 from prefixmesh.errors import UnavailableError
 from prefixmesh.ids import Incarnation, WorkerId
+from prefixmesh.router.adapter_names import Told, choose_content, take_note
 from prefixmesh.router.cost import Rates
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.load import WorkerLoad
@@ -46,6 +47,9 @@ class WorkerFacts:
     rates: Rates
     cache: LedgerRow | None = None
     """What its cache was asked for and gave, by its own count; None when it does not tell."""
+
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Content digests of the LoRA adapters that requests may name there, by name."""
 
     def expected_cached(self, held_tokens: int, prompt_tokens: int) -> int:
         """Tokens it will find cached of a prompt of which it holds ``held_tokens``: whole units, and never the last token, which is
@@ -92,7 +96,7 @@ class WorkerTotals:
 class WorkerEntry:
     """One worker as the router sees it now."""
 
-    __slots__ = ("endpoint", "facts", "load", "problem", "serving", "totals", "unreachable")
+    __slots__ = ("adapters", "endpoint", "facts", "load", "problem", "serving", "totals", "unreachable")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -108,6 +112,9 @@ class WorkerEntry:
         self.problem = _NOT_ASKED
         """Why it is not ready; empty when it is."""
 
+        self.adapters: Mapping[str, Told] = {}
+        """The adapters it told of last, by name."""
+
         self.load = WorkerLoad(Incarnation(0))
         self.totals = WorkerTotals()
 
@@ -121,6 +128,11 @@ class WorkerEntry:
         """Its own id where it has told it, else its address."""
         return self.facts.worker_id if self.facts else self.endpoint
 
+    def has_adapter(self, name: str, digest: str) -> bool:
+        """Whether ``name`` means the content ``digest`` there; every worker has the base model, whose name is empty."""
+        told = self.adapters.get(name)
+        return not name or (told is not None and told.digest == digest)
+
 
 class WorkerRegistry:
     """All workers by address. Not thread-safe: one loop owns it. A call about an unknown address is ignored: its news is late."""
@@ -129,6 +141,7 @@ class WorkerRegistry:
         self._expected = expected
         self._entries: dict[Endpoint, WorkerEntry] = {}
         self._ready: list[WorkerEntry] = []
+        self._answers = 0
 
     def __iter__(self) -> Iterator[WorkerEntry]:
         return iter(self._entries.values())
@@ -176,6 +189,8 @@ class WorkerRegistry:
         if is_new_life:
             entry.load = WorkerLoad(facts.incarnation)
         entry.facts = facts
+        self._answers += 1
+        entry.adapters = take_note(entry.adapters, facts.adapters, self._answers)
         entry.unreachable = ""
         self._review()
         return is_new_life
@@ -197,10 +212,19 @@ class WorkerRegistry:
 
     def no_worker_error(self) -> UnavailableError:
         """The error of a request that found no worker ready; says why of each, up to a few."""
-        problems = [f"{entry.name} {entry.problem}" for entry in self if entry.problem]
-        more = len(problems) - _SHOWN_PROBLEMS
-        shown = "; ".join(problems[:_SHOWN_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
-        return UnavailableError(f"no worker is ready: {shown or 'none is known'}")
+        return UnavailableError(f"no worker is ready: {_problems_of(self) or 'none is known'}")
+
+    def adapter_digest(self, name: str) -> str | None:
+        """The content that an adapter's name means now, as far as ready workers have told; None when none has it. O(workers)."""
+        return choose_content(entry.adapters[name] for entry in self._ready if name in entry.adapters)
+
+    def adapter_names(self) -> list[str]:
+        """Names of the adapters that ready workers have, sorted. O(workers * adapters)."""
+        return sorted({name for entry in self._ready for name in entry.adapters})
+
+    def away_with_adapter(self, name: str) -> str:
+        """Workers that had an adapter when they answered last, and why each is not ready; empty when there are none."""
+        return _problems_of(entry for entry in self if name in entry.adapters)
 
     def _review(self) -> None:
         """Work out anew who is ready. Of several workers with one id, the first that can be reached keeps it."""
@@ -217,3 +241,10 @@ class WorkerRegistry:
         if owner != entry.endpoint:
             return f"has the worker id {facts.worker_id!r} that {owner} has already; give each worker its own"
         return self._expected.problem_of(facts) or _HEALTH_PROBLEMS[entry.serving]
+
+
+def _problems_of(entries: Iterable[WorkerEntry]) -> str:
+    """Why workers are not ready, up to a few of them."""
+    problems = [f"{entry.name} {entry.problem}" for entry in entries if entry.problem]
+    more = len(problems) - _SHOWN_PROBLEMS
+    return "; ".join(problems[:_SHOWN_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")

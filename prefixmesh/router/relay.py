@@ -142,6 +142,7 @@ class Relay:
             tenant=request.tenant,
             namespace=prepared.namespace,
             incarnation=placement.incarnation,
+            adapter_digest=prepared.route.adapter_digest,
         )
         return ((TICKET_METADATA, sign(ticket, self._secret)),)
 

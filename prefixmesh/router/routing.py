@@ -11,7 +11,7 @@ what workers say: a decision is recorded at once as a belief (so that a burst wi
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from prefixmesh.errors import UnavailableError
+from prefixmesh.errors import AdapterChangedError, UnavailableError
 from prefixmesh.ids import Fingerprint, Incarnation
 from prefixmesh.router.cost import (
     Candidate,
@@ -27,6 +27,7 @@ from prefixmesh.router.policy import Decision, PolicyConfig, choose
 from prefixmesh.router.prefix_tree import PrefixTree
 from prefixmesh.router.registry import Expected, WorkerEntry, WorkerFacts, WorkerRegistry
 from prefixmesh.router.reservation import Reservation, ReservationState
+from prefixmesh.served_model import shown_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,12 @@ class RouteRequest:
     whole_name: int = 0
     """A number for the whole of a prompt that is shorter than a block, and so has no fingerprint; 0 for all others. Where workers are
     equal it picks one, so that the same short prompt comes back to the worker that has computed it."""
+
+    adapter: str = ""
+    """Name of the LoRA adapter; empty for the base model."""
+
+    adapter_digest: str = ""
+    """The content that the fingerprints were made with: only workers that have it under that name may compute."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,12 +128,18 @@ class RouterCore:
     def route(self, request: RouteRequest, exclude: Collection[Endpoint] = ()) -> Placement:
         """Decide where ``request`` goes and reserve its work there.
 
-        Raises UnavailableError naming why when no worker is ready (or only those in ``exclude``).
+        Raises UnavailableError naming why when no worker is ready (or only those in ``exclude``), AdapterChangedError when some are, and
+        none of them has the adapter's content any more.
         O(prompt blocks + workers).
         """
-        entries = [e for e in self.registry.ready if e.endpoint not in exclude and _has_room(e, request)]
+        able = [e for e in self.registry.ready if e.has_adapter(request.adapter, request.adapter_digest)]
+        if self.registry.ready and not able:
+            raise AdapterChangedError(
+                f"the adapter {shown_name(request.adapter)} was loaded anew or unloaded a moment ago"
+            )
+        entries = [e for e in able if e.endpoint not in exclude and _has_room(e, request)]
         if not entries:
-            raise self._no_candidate_error(exclude)
+            raise self._no_candidate_error(able, exclude)
         size = RequestSize(request.prompt_tokens, expected_output(request.max_tokens))
         candidates = self._candidates(entries, request)
         # The policies beside ``cost`` are there to be compared with: nothing is added to them.
@@ -240,9 +253,10 @@ class RouterCore:
             if len(other) > keep and other[keep] == first:
                 self.tree.record(other, placement.endpoint)
 
-    def _no_candidate_error(self, exclude: Collection[Endpoint]) -> UnavailableError:
-        ready = [entry for entry in self.registry.ready if entry.endpoint not in exclude]
-        if ready:
+    def _no_candidate_error(
+        self, able: Sequence[WorkerEntry], exclude: Collection[Endpoint]
+    ) -> UnavailableError:
+        if any(entry.endpoint not in exclude for entry in able):
             return UnavailableError("no worker that is ready now has a context long enough for this request")
         return self.registry.no_worker_error()
 

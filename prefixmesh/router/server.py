@@ -16,6 +16,7 @@ from prefixmesh.errors import ConfigError
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.proto.codec import PROTOCOL_VERSION
 from prefixmesh.proto.v1 import inference_pb2, router_pb2
+from prefixmesh.router.adapter_finder import AdapterFinder
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.model import RouterModel, load_router_model
 from prefixmesh.router.operator_service import OperatorService
@@ -76,6 +77,7 @@ class RouterServer:
         self._running = RunningRequests()
         self._server: grpc.aio.Server | None = None
         self._preparer: RequestPreparer | None = None
+        self._adapters: AdapterFinder | None = None
         self._pool: WorkerPool | None = None
         self._core: RouterCore | None = None
         self._ready_changed = asyncio.Event()
@@ -160,8 +162,15 @@ class RouterServer:
             prompts=model.prompts,
             model=model.name,
         )
+        adapters = self._adapters = AdapterFinder(core.registry, pool.describe_ready)
         inference = InferenceService(
-            core=core, model=model, keys=self._keys, preparer=preparer, relay=relay, running=self._running
+            core=core,
+            model=model,
+            keys=self._keys,
+            adapters=adapters,
+            preparer=preparer,
+            relay=relay,
+            running=self._running,
         )
         add_service(server, INFERENCE, inference)
         add_service(server, ROUTER, OperatorService(core, self._keys))
@@ -205,6 +214,8 @@ class RouterServer:
             await self._server.stop(FAREWELL_S)
         if self._telling_health is not None:
             self._telling_health.cancel()
+        if self._adapters is not None:
+            await self._adapters.close()
         if self._pool is not None:
             await self._pool.close()
         if self._preparer is not None:

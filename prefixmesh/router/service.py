@@ -11,14 +11,17 @@ from contextlib import aclosing
 from typing import Final
 
 from prefixmesh.cache.namespace import short_digest
+from prefixmesh.errors import AdapterChangedError
 from prefixmesh.ids import RequestId
 from prefixmesh.proto import codec
 from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.requests import GenerateRequest
+from prefixmesh.router.adapter_finder import AdapterFinder
 from prefixmesh.router.model import RouterModel
-from prefixmesh.router.prepare import RequestPreparer
+from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
 from prefixmesh.router.relay import Relay
 from prefixmesh.router.routing import RouterCore
-from prefixmesh.router.running import RunningRequests
+from prefixmesh.router.running import RunningRequest, RunningRequests
 from prefixmesh.rpc.identity import ApiKeys, identify
 from prefixmesh.rpc.status import AnyContext
 from prefixmesh.served_model import check_model
@@ -27,6 +30,10 @@ _log = logging.getLogger(__name__)
 
 REQUEST_ID_BYTES: Final = 12
 """Random bytes of a request id: nobody guesses one, none repeats."""
+
+MAX_PREPARATIONS: Final = 3
+"""How often a request is prepared whose adapter changes under it. An adapter that is loaded anew on all workers, one after the other, may
+cost a request two of them."""
 
 
 class InferenceService:
@@ -38,6 +45,7 @@ class InferenceService:
         core: RouterCore,
         model: RouterModel,
         keys: ApiKeys | None,
+        adapters: AdapterFinder,
         preparer: RequestPreparer,
         relay: Relay,
         running: RunningRequests,
@@ -45,6 +53,7 @@ class InferenceService:
         self._core = core
         self._model = model
         self._keys = keys
+        self._adapters = adapters
         self._preparer = preparer
         self._relay = relay
         self._running = running
@@ -55,22 +64,21 @@ class InferenceService:
         """Route a request, stream the answer back."""
         caller = identify(context.invocation_metadata(), self._keys)
         request = codec.decode_generate(message)
-        check_model(self._model.name, request.model, request.adapter)
+        check_model(self._model.name, request.model)
         with self._running.enter(RequestId(secrets.token_hex(REQUEST_ID_BYTES)), caller.tenant) as running:
-            if not self._core.registry.ready:
-                raise self._core.registry.no_worker_error()
-            prepared = await self._preparer.prepare(
-                request, message, caller.tenant, self._core.registry.context_length
-            )
-            _log.debug(
-                "request_prepared request_id=%s namespace=%s prompt_tokens=%d",
-                running.request_id,
-                short_digest(prepared.namespace),
-                prepared.route.prompt_tokens,
-            )
-            async with aclosing(self._relay.stream(prepared, running, context.time_remaining)) as frames:
-                async for frame in frames:
-                    yield frame
+            for tries_left in reversed(range(MAX_PREPARATIONS)):
+                prepared = await self._prepare(request, message, running)
+                try:
+                    async with aclosing(
+                        self._relay.stream(prepared, running, context.time_remaining)
+                    ) as frames:
+                        async for frame in frames:
+                            yield frame
+                    return
+                except AdapterChangedError:  # before anything was answered
+                    if not tries_left:
+                        raise
+                    await self._adapters.ask()
 
     async def Abort(  # noqa: N802  the service's own name
         self, message: pb.AbortRequest, context: AnyContext
@@ -94,8 +102,34 @@ class InferenceService:
     async def ListModels(  # noqa: N802  the service's own name
         self, message: pb.ListModelsRequest, context: AnyContext
     ) -> pb.ListModelsResponse:
-        """The one model that is served here, with the longest context that a worker offers now."""
+        """The one model that is served here, with the longest context that a worker offers now and the adapters that any has."""
         identify(context.invocation_metadata(), self._keys)
         context_length = self._core.registry.context_length or self._model.context_length
-        model = pb.Model(name=self._model.name, revision=self._model.revision, context_length=context_length)
+        model = pb.Model(
+            name=self._model.name,
+            revision=self._model.revision,
+            context_length=context_length,
+            adapters=self._core.registry.adapter_names(),
+        )
         return pb.ListModelsResponse(models=[model])
+
+    async def _prepare(
+        self, request: GenerateRequest, message: pb.GenerateRequest, running: RunningRequest
+    ) -> PreparedRequest:
+        registry = self._core.registry
+        if not registry.ready:
+            raise registry.no_worker_error()
+        prepared = await self._preparer.prepare(
+            request,
+            message,
+            running.tenant,
+            adapter_digest=await self._adapters.find(request.adapter),
+            context_length=registry.context_length,
+        )
+        _log.debug(
+            "request_prepared request_id=%s namespace=%s prompt_tokens=%d",
+            running.request_id,
+            short_digest(prepared.namespace),
+            prepared.route.prompt_tokens,
+        )
+        return prepared

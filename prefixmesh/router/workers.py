@@ -8,7 +8,7 @@ grows. What is learned goes to the core; nothing is decided here.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import grpc.aio
@@ -36,6 +36,9 @@ DESCRIBE_INTERVAL_S: Final = 1.0
 
 DESCRIBE_TIMEOUT_S: Final = 3 * DESCRIBE_INTERVAL_S
 """Three intervals. Only the first answer must come in time; later ones may be late."""
+
+LOOKUP_TIMEOUT_S: Final = 1.0
+"""A request waits for these answers. A worker gives one within a fifth of a second, also while it computes."""
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 1.0
@@ -93,11 +96,11 @@ class WorkerLink:
         self._on_news(self.endpoint)
         self._suspected.set()
 
-    async def describe(self) -> None:
+    async def describe(self, timeout_s: float | None = None) -> None:
         """Ask who is there. Raises the error that the call ends with."""
         try:
             answer = await self._control.Describe(
-                pb.DescribeRequest(), metadata=self._metadata, timeout=DESCRIBE_TIMEOUT_S
+                pb.DescribeRequest(), metadata=self._metadata, timeout=timeout_s or DESCRIBE_TIMEOUT_S
             )
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
@@ -194,6 +197,15 @@ class WorkerPool:
         """The link to a worker that a decision has just named."""
         return self._links[endpoint]
 
+    async def describe_ready(self) -> None:
+        """Have every ready worker tell who it is, all at once. One that does not answer soon is left to its own link."""
+
+        async def describe(link: WorkerLink) -> None:
+            with suppress(PrefixmeshError):
+                await link.describe(LOOKUP_TIMEOUT_S)
+
+        await asyncio.gather(*(describe(self._links[entry.endpoint]) for entry in self._core.registry.ready))
+
     async def close(self) -> None:
         """Stop following everyone and wait for the last running calls, which the caller has ended."""
         for endpoint in list(self._links):
@@ -229,6 +241,7 @@ def facts_of(answer: pb.DescribeResponse) -> WorkerFacts:
         match_unit=match_units.get(answer.prefix_cache, 0),
         rates=Rates(answer.rates.prefill_tokens_per_s, answer.rates.decode_step_ms),
         cache=decode_cache_counts(answer.cache) if answer.HasField("cache") else None,
+        adapters={adapter.name: adapter.digest for adapter in answer.adapters},
     )
 
 

@@ -27,6 +27,9 @@ class AnswerHead:
     worker_id: str
     model: str
     namespace: Namespace
+    adapter_digest: str
+    """Empty for the base model."""
+
     prompt_tokens: int
     retokenized_tokens: int
     resumed_tokens: int
@@ -83,6 +86,7 @@ class CallAnswer:
             cached_tokens=pb.CachedTokens(device=self.cached_tokens or 0),
             namespace_digest=short_digest(head.namespace),
             seed=head.seed,
+            adapter_digest=head.adapter_digest,
         )
         return pb.GenerateResponse(started=started)
 

@@ -70,14 +70,14 @@ class CallerCheck:
         fresh_id = RequestId(secrets.token_hex(_REQUEST_ID_BYTES))
         return WorkerCaller(tenant=identify(metadata, None).tenant, request_id=fresh_id, ticket=None)
 
-    def namespace(self, caller: WorkerCaller, extra_key: str) -> Namespace:
-        """Where the caller's KV lives: the ticket's namespace, or the one derived from tenant and ``extra_key``."""
+    def namespace(self, caller: WorkerCaller, extra_key: str, adapter_digest: str = "") -> Namespace:
+        """Where the caller's KV lives: the ticket's namespace, or the one derived from tenant, adapter and ``extra_key``."""
         if caller.ticket is not None:
             return caller.ticket.namespace
         return derive_namespace(
             self._secret.namespace_key(),
             tenant=caller.tenant,
-            adapter_digest="",
+            adapter_digest=adapter_digest,
             model_revision=self._model_revision,
             caller_key=extra_key,
             isolation=self._isolation,

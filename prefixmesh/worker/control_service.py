@@ -1,5 +1,9 @@
-"""``WorkerControl``: what members of the fleet ask a worker. Every call must carry the fleet's control token."""
+"""``WorkerControl``: what members of the fleet ask a worker. Every call must carry the fleet's control token.
 
+A thin shell: what it answers comes from the engine's figures and from ``front_adapters``.
+"""
+
+import asyncio
 import hmac
 from dataclasses import dataclass
 
@@ -13,7 +17,9 @@ from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.rpc.identity import bearer_token
 from prefixmesh.rpc.status import AnyContext
 from prefixmesh.worker.caller import Metadata
-from prefixmesh.worker.messages import EngineInfo
+from prefixmesh.worker.engine_client import EngineClient
+from prefixmesh.worker.front_adapters import FrontAdapters
+from prefixmesh.worker.messages import AdapterInfo, EngineInfo
 from prefixmesh.worker.recent_stats import RecentStats
 
 
@@ -28,15 +34,24 @@ class WorkerIdentity:
 
 
 class WorkerControlService:
-    """Answers from the engine's own figures."""
+    """Serves ``WorkerControl`` for one engine."""
 
     def __init__(
-        self, *, secret: FleetSecret, identity: WorkerIdentity, info: EngineInfo, stats: RecentStats
+        self,
+        *,
+        secret: FleetSecret,
+        identity: WorkerIdentity,
+        info: EngineInfo,
+        stats: RecentStats,
+        engine: EngineClient,
+        adapters: FrontAdapters,
     ) -> None:
         self._control_token = secret.control_token().encode()
         self._identity = identity
         self._info = info
         self._stats = stats
+        self._engine = engine
+        self._adapters = adapters
 
     async def Describe(  # noqa: N802  the service's own name
         self, request: pb.DescribeRequest, context: AnyContext
@@ -44,7 +59,7 @@ class WorkerControlService:
         """Who this worker is and how fast it has been measured to be."""
         self._authenticate(context.invocation_metadata())
         info, identity = self._info, self._identity
-        stats = await self._stats.read()
+        stats, adapters = await asyncio.gather(self._stats.read(), self._adapters.recent())
         return pb.DescribeResponse(
             worker_id=identity.worker_id,
             incarnation=identity.incarnation,
@@ -70,9 +85,56 @@ class WorkerControlService:
             queued_requests=stats.queued,
             tokenizer_digest=identity.tokenizer_digest,
             cache=encode_cache_counts(stats.cache),
+            adapters=map(_encode_adapter, adapters),
         )
+
+    async def LoadAdapter(  # noqa: N802  the service's own name
+        self, request: pb.LoadAdapterRequest, context: AnyContext
+    ) -> pb.LoadAdapterResponse:
+        """Make an adapter known under a name. What is malformed, or outside the root, is refused at once."""
+        self._authenticate(context.invocation_metadata())
+        adapter = await self._adapters.load(request.name, request.path, pinned=request.pinned)
+        return pb.LoadAdapterResponse(adapter=_encode_adapter(adapter))
+
+    async def UnloadAdapter(  # noqa: N802  the service's own name
+        self, request: pb.UnloadAdapterRequest, context: AnyContext
+    ) -> pb.UnloadAdapterResponse:
+        """Refuse new requests by this name at once, and answer when the running ones have ended.
+
+        When the call's own deadline passes before that, the adapter leaves all the same; asking again waits for the same end.
+        """
+        self._authenticate(context.invocation_metadata())
+        await self._adapters.unload(request.name)
+        return pb.UnloadAdapterResponse()
+
+    async def ListAdapters(  # noqa: N802  the service's own name
+        self, request: pb.ListAdaptersRequest, context: AnyContext
+    ) -> pb.ListAdaptersResponse:
+        """The adapters that requests may name, and the state of their weights after the step that the engine is in."""
+        self._authenticate(context.invocation_metadata())
+        return pb.ListAdaptersResponse(adapters=map(_encode_adapter, await self._adapters.list_all()))
+
+    async def Flush(  # noqa: N802  the service's own name
+        self, request: pb.FlushRequest, context: AnyContext
+    ) -> pb.FlushResponse:
+        """Empty the prefix cache; running requests go on."""
+        self._authenticate(context.invocation_metadata())
+        await self._engine.flush()
+        return pb.FlushResponse()
 
     def _authenticate(self, metadata: Metadata | None) -> None:
         token = bearer_token(dict(metadata or ()))
         if not hmac.compare_digest(token.encode("utf-8", "surrogatepass"), self._control_token):
             raise AuthenticationError("this is not the fleet's control token")
+
+
+def _encode_adapter(adapter: AdapterInfo) -> pb.Adapter:
+    return pb.Adapter(
+        name=adapter.name,
+        digest=adapter.digest,
+        rank=adapter.rank,
+        size_bytes=adapter.size_bytes,
+        resident=adapter.resident,
+        pinned=adapter.pinned,
+        running_requests=adapter.running_requests,
+    )

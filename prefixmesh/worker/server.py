@@ -28,6 +28,7 @@ from prefixmesh.worker.call_metrics import CountedInference
 from prefixmesh.worker.caller import CallerCheck
 from prefixmesh.worker.control_service import WorkerControlService, WorkerIdentity
 from prefixmesh.worker.engine_client import EngineClient
+from prefixmesh.worker.front_adapters import FrontAdapters
 from prefixmesh.worker.messages import EngineInfo
 from prefixmesh.worker.metrics import METRICS_HOST, METRICS_PATH, WorkerMetrics
 from prefixmesh.worker.recent_stats import RecentStats
@@ -178,8 +179,10 @@ class WorkerServer:
             isolation=config.isolation,
             tickets_only=config.tickets_only or not is_loopback(config.host),
         )
+        adapters = FrontAdapters(self._engine, info.adapters)
         self._inference = InferenceService(
             engine=self._engine,
+            adapters=adapters,
             info=info,
             worker_id=config.worker_id,
             callers=callers,
@@ -198,7 +201,14 @@ class WorkerServer:
             incarnation=self._incarnation,
             tokenizer_digest=text_digest(text.tokenizer, text.template),
         )
-        control = WorkerControlService(secret=self._secret, identity=identity, info=info, stats=self._stats)
+        control = WorkerControlService(
+            secret=self._secret,
+            identity=identity,
+            info=info,
+            stats=self._stats,
+            engine=self._engine,
+            adapters=adapters,
+        )
         server = make_server()
         add_service(server, INFERENCE, CountedInference(self._inference, self._metrics.calls))
         add_service(server, CONTROL, control)

@@ -18,7 +18,7 @@ import msgspec
 
 from prefixmesh.branch_seed import branch_seed
 from prefixmesh.cache.namespace import short_digest
-from prefixmesh.errors import DeadlineError, PrefixmeshError
+from prefixmesh.errors import AdapterChangedError, DeadlineError, PrefixmeshError
 from prefixmesh.ids import Namespace, RequestId
 from prefixmesh.proto import codec
 from prefixmesh.proto.v1 import inference_pb2 as pb
@@ -42,13 +42,17 @@ from prefixmesh.worker.branch_events import branch_events, branch_ids
 from prefixmesh.worker.call_answer import AnswerHead, CallAnswer
 from prefixmesh.worker.caller import CallerCheck, WorkerCaller
 from prefixmesh.worker.engine_client import EngineClient
-from prefixmesh.worker.messages import Admitted, EngineInfo, EngineSampling, Submit
+from prefixmesh.worker.front_adapters import FrontAdapters
+from prefixmesh.worker.messages import Admitted, EngineInfo, EngineSampling, Refused, Submit
 from prefixmesh.worker.running_calls import CallPlace, RunningCalls
 
 _log = logging.getLogger(__name__)
 
 MAX_QUOTED_CHARS: Final = 80
 """How much of a caller's own text an error or a log line repeats."""
+
+MAX_PREPARATIONS: Final = 2
+"""How often a request is prepared whose adapter is loaded anew between its preparation and its admission."""
 
 _S_PER_MS: Final = 1e-3
 
@@ -71,6 +75,7 @@ class InferenceService:
         self,
         *,
         engine: EngineClient,
+        adapters: FrontAdapters,
         info: EngineInfo,
         worker_id: str,
         callers: CallerCheck,
@@ -79,6 +84,7 @@ class InferenceService:
         tokenizer: Tokenizer,
     ) -> None:
         self._engine = engine
+        self._adapters = adapters
         self._info = info
         self._worker_id = worker_id
         self._callers = callers
@@ -100,21 +106,21 @@ class InferenceService:
         arrived = time.monotonic()
         caller = self._callers.identify(context.invocation_metadata())
         request = codec.decode_generate(message)
-        check_model(self._info.model, request.model, request.adapter)
+        check_model(self._info.model, request.model)
         with self._calls.enter(caller.request_id, caller.tenant, request.branches) as place:
-            prepared = await self._prepare(caller, request, arrived)
-            _check_deadline(context.time_remaining())
-            answer = self._begin(request, prepared.head)
-            outcome = ""
-            try:
-                async with aclosing(self._answer(prepared, answer, place)) as messages:
-                    async for response in messages:
-                        yield response
-            except Exception as error:
-                outcome = error.reason if isinstance(error, PrefixmeshError) else type(error).__name__
-                raise
-            finally:
-                _log_end(request, prepared.head, answer, outcome or answer.finished or "cancelled", arrived)
+            for tries_left in reversed(range(MAX_PREPARATIONS)):
+                prepared = await self._prepare(caller, request, arrived)
+                _check_deadline(context.time_remaining())
+                answer = self._begin(request, prepared.head)
+                try:
+                    async with aclosing(self._logged(request, prepared, answer, place, arrived)) as messages:
+                        async for response in messages:
+                            yield response
+                    return
+                except AdapterChangedError:
+                    # A router must make its ticket anew; here the name is only looked up once more.
+                    if caller.ticket is not None or answer.cached_tokens is not None or not tries_left:
+                        raise
 
     async def Abort(  # noqa: N802  the service's own name
         self, message: pb.AbortRequest, context: AnyContext
@@ -147,12 +153,16 @@ class InferenceService:
         self._callers.identify(context.invocation_metadata())
         info = self._info
         model = pb.Model(
-            name=info.model, revision=info.model_revision, context_length=info.context_length, adapters=()
+            name=info.model,
+            revision=info.model_revision,
+            context_length=info.context_length,
+            adapters=self._adapters.names(),
         )
         return pb.ListModelsResponse(models=[model])
 
     async def _prepare(self, caller: WorkerCaller, request: GenerateRequest, arrived: float) -> Prepared:
-        namespace = self._callers.namespace(caller, request.extra_key)
+        adapter_digest = self._adapter_digest(caller, request.adapter)
+        namespace = self._callers.namespace(caller, request.extra_key, adapter_digest)
         prompt = await self._build(request.prompt, namespace)
         prompt_tokens = count(prompt.tokens)
         sampling = self._engine_sampling(request.sampling, prompt_tokens)
@@ -161,6 +171,7 @@ class InferenceService:
             worker_id=self._worker_id,
             model=self._info.model,
             namespace=namespace,
+            adapter_digest=adapter_digest,
             prompt_tokens=prompt_tokens,
             retokenized_tokens=prompt.retokenized_tokens,
             resumed_tokens=count(request.resumed_output),
@@ -176,9 +187,17 @@ class InferenceService:
             owner=caller.tenant,
             resumed=request.resumed_output,
             priority=request.priority,
+            adapter=adapter_digest,
             queue_timeout_s=request.queue_timeout_ms * _S_PER_MS,
         )
         return Prepared(submits=_branch_submits(submit, request.branches), prompt=prompt, head=head)
+
+    def _adapter_digest(self, caller: WorkerCaller, name: str) -> str:
+        """The content to compute with. Behind a router that is what the ticket's namespace was made with, or nothing."""
+        if caller.ticket is None:
+            return self._adapters.digest_of(name)
+        self._adapters.check(name, caller.ticket.adapter_digest)
+        return caller.ticket.adapter_digest
 
     def _begin(self, request: GenerateRequest, head: AnswerHead) -> CallAnswer:
         sampling, resumed = request.sampling, unpack(request.resumed_output).tolist()
@@ -223,12 +242,34 @@ class InferenceService:
             biases=tuple(sampling.logit_bias.values()),
         )
 
+    async def _logged(
+        self,
+        request: GenerateRequest,
+        prepared: Prepared,
+        answer: CallAnswer,
+        place: CallPlace,
+        arrived: float,
+    ) -> AsyncGenerator[pb.GenerateResponse]:
+        outcome = ""
+        try:
+            async with aclosing(self._answer(prepared, answer, place)) as messages:
+                async for response in messages:
+                    yield response
+        except Exception as error:
+            outcome = error.reason if isinstance(error, PrefixmeshError) else type(error).__name__
+            raise
+        finally:
+            _log_end(request, prepared.head, answer, outcome or answer.finished or "cancelled", arrived)
+
     async def _answer(
         self, prepared: Prepared, answer: CallAnswer, place: CallPlace
     ) -> AsyncGenerator[pb.GenerateResponse]:
         stopping: set[int] = set()
         async with aclosing(branch_events(self._engine, prepared.submits)) as events:
             async for branch, event in events:
+                if isinstance(event, Refused) and event.field == "adapter":
+                    # It was there when the prompt was prepared.
+                    raise AdapterChangedError(event.problem)
                 responses = answer.on_event(branch, event)
                 if isinstance(event, Admitted):
                     place.admitted()

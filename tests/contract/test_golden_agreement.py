@@ -95,7 +95,13 @@ async def test_a_router_names_a_prompt_as_the_worker_does_that_computes_it(block
         message = token_request(range(150), extra_key=vector["caller_key"])
         request = codec.decode_generate(message)
         with router_of(vector, block_size) as router:
-            prepared = await router.prepare(request, message, TenantId(vector["tenant"]), CONTEXT_LENGTH)
+            prepared = await router.prepare(
+                request,
+                message,
+                TenantId(vector["tenant"]),
+                adapter_digest="",
+                context_length=CONTEXT_LENGTH,
+            )
         key = RadixKey(worker_namespace(vector), pack(range(150)))
         routed = [f"{value:016x}" for value in prepared.route.fingerprints]
         assert routed == told_by_a_worker(key, 1, block_size)

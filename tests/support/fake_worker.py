@@ -15,7 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from prefixmesh.cache.fingerprint import FINGERPRINT_VERSION
 from prefixmesh.cache.namespace import short_digest
-from prefixmesh.errors import AuthenticationError, InvalidRequestError, PrefixmeshError
+from prefixmesh.errors import AdapterChangedError, AuthenticationError, InvalidRequestError, PrefixmeshError
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.ids import Incarnation
 from prefixmesh.proto import codec
@@ -112,6 +112,9 @@ class Script:
     counts: control.CacheCounts | None = None
     """What it tells of its cache; nothing, as workers of an earlier version, when None."""
 
+    adapters: dict[str, str] = field(default_factory=dict)
+    """Content digests of its adapters by name; as a real worker it refuses a ticket that was made with another."""
+
     model_revision: str = REVISION
     tokenizer_digest: str = TOKENIZER_DIGEST
     context_length: int = 100_000
@@ -182,6 +185,8 @@ class FakeWorker:
         try:
             if self.script.error is not None:
                 raise self.script.error
+            if self.script.adapters.get(message.adapter, "") != ticket.adapter_digest:
+                raise AdapterChangedError("it has other content here")
             await self.script.before_start.wait()
             cached = self._cache(ticket.namespace, tokens)
             yield pb.GenerateResponse(started=self._started(ticket, tokens, cached))
@@ -231,7 +236,20 @@ class FakeWorker:
                 prefill_tokens_per_s=script.prefill_tokens_per_s, decode_step_ms=script.decode_step_ms
             ),
             cache=script.counts,
+            adapters=[control.Adapter(name=name, digest=digest) for name, digest in script.adapters.items()],
         )
+
+    async def LoadAdapter(self, message: control.LoadAdapterRequest, context: AnyContext) -> None:
+        raise AssertionError("a router loads nothing")
+
+    async def UnloadAdapter(self, message: control.UnloadAdapterRequest, context: AnyContext) -> None:
+        raise AssertionError("a router unloads nothing")
+
+    async def ListAdapters(self, message: control.ListAdaptersRequest, context: AnyContext) -> None:
+        raise AssertionError("a router reads what Describe tells")
+
+    async def Flush(self, message: control.FlushRequest, context: AnyContext) -> None:
+        raise AssertionError("a router empties no cache")
 
     async def Abort(self, message: pb.AbortRequest, context: AnyContext) -> pb.AbortResponse:
         raise AssertionError("a router aborts by cancelling its call")

@@ -6,7 +6,7 @@ of fingerprints without a bound.
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prefixmesh.cache.fingerprint import FINGERPRINT_VERSION, block_fingerprints
@@ -42,6 +42,7 @@ def facts(
     match_unit: int = 1,
     protocol_version: int = PROTOCOL_VERSION,
     fingerprint_version: int = FINGERPRINT_VERSION,
+    adapters: Mapping[str, str] | None = None,
 ) -> WorkerFacts:
     return WorkerFacts(
         worker_id=WorkerId(worker_id),
@@ -55,6 +56,7 @@ def facts(
         max_running_requests=max_running_requests,
         match_unit=match_unit,
         rates=rates,
+        adapters=adapters or {},
     )
 
 

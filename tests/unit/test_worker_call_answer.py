@@ -17,6 +17,7 @@ HEAD = AnswerHead(
     worker_id="w",
     model="m",
     namespace=Namespace(bytes(16)),
+    adapter_digest="ad",
     prompt_tokens=10,
     retokenized_tokens=2,
     resumed_tokens=0,
