@@ -186,11 +186,14 @@ class EngineCore:
 
 def _apply_rules(logits: torch.Tensor, step: Step) -> dict[int, str]:
     """Change the logits of the requests that ask for it, in place; by row, what went wrong."""
-    ruled = [
-        RuledRow(row, request.sampling, request.ids[: request.length], request.prompt_tokens, request.grammar)
-        for row, request in enumerate(step.sampled)
-        if request.changes_logits
-    ]
+    ruled = []
+    for row, request in enumerate(step.sampled):
+        if request.changes_logits:
+            if request.tally is not None:
+                request.tally.catch_up(request.length)
+            ruled.append(
+                RuledRow(row, request.sampling, request.output_tokens, request.tally, request.grammar)
+            )
     return apply_rules(logits, ruled) if ruled else {}
 
 

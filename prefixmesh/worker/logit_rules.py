@@ -1,7 +1,8 @@
 """What a request's sampling does to its logits before a token is chosen: penalties, biases, ids that may not come yet.
 
-Every rule is a scatter at the places it changes, computed from the request's tokens as they stand: there is no state to carry,
-so a preempted or resumed request is treated as if nothing had happened, and rows without rules are not looked at. In this order:
+Every rule is a scatter at the places it changes, and rows without rules are not looked at. What penalties must know of the tokens
+so far is in a ``TokenTally``, which says what the tokens say: a preempted or resumed request is treated as if nothing had happened.
+In this order:
 
 1. the repetition penalty, over prompt and answer (as Hugging Face does): positive logits are divided, negative multiplied;
 2. frequency and presence penalties, over the answer alone (as OpenAI and vLLM do); ``resumed_output`` is answer;
@@ -19,8 +20,8 @@ import numpy.typing as npt
 import torch
 
 from prefixmesh.worker.answer_grammar import AnswerGrammar
-from prefixmesh.worker.batch_plan import IntArray
 from prefixmesh.worker.messages import EngineSampling
+from prefixmesh.worker.token_tally import TokenTally
 
 
 class RuledRow(NamedTuple):
@@ -28,28 +29,31 @@ class RuledRow(NamedTuple):
 
     row: int
     sampling: EngineSampling
-    ids: IntArray
-    """Prompt and answer so far."""
+    answer_tokens: int
+    """Tokens of the answer so far."""
 
-    prompt_tokens: int
+    tally: TokenTally | None = None
+    """Of all tokens so far; needed where ``sampling.has_penalties``."""
+
     grammar: AnswerGrammar | None = None
 
     @property
     def may_not_stop(self) -> bool:
         """Whether ids that end the answer may not come yet."""
-        return len(self.ids) - self.prompt_tokens < self.sampling.min_tokens
+        return self.answer_tokens < self.sampling.min_tokens
 
     @property
-    def answer(self) -> IntArray:
-        """The ids of the answer so far."""
-        return self.ids[self.prompt_tokens :]
+    def counted(self) -> TokenTally:
+        """``tally``, which must be there."""
+        assert self.tally is not None
+        return self.tally
 
 
 @torch.inference_mode()
 def apply_rules(logits: torch.Tensor, rows: Sequence[RuledRow]) -> dict[int, str]:
-    """Change ``logits`` [R, vocab] in place; by row, what went wrong with its grammar.
+    """Change contiguous ``logits`` [R, vocab] in place; by row, what went wrong with its grammar.
 
-    O(tokens of the rows), and O(vocab) for each row with a grammar or a penalty over the answer.
+    O(different ids of the rows' tokens), and O(vocab) for each row with a grammar.
     """
     _penalise_repetition(logits, [row for row in rows if row.sampling.repetition_penalty != 1.0])
     _penalise_answer(
@@ -61,60 +65,71 @@ def apply_rules(logits: torch.Tensor, rows: Sequence[RuledRow]) -> dict[int, str
 
 
 class _Places:
-    """(row, id) pairs to change: ``sizes[i]`` ids for the i-th row. An id may occur again: it is given the same value."""
+    """Places of the logits to read and write: ``ids[i]`` in the i-th row. An id may occur again with the same value."""
 
     def __init__(
-        self, rows: Sequence[RuledRow], ids: Sequence[npt.NDArray[np.integer]], device: torch.device
+        self, logits: torch.Tensor, rows: Sequence[RuledRow], ids: Sequence[npt.NDArray[np.integer]]
     ) -> None:
         self._sizes = [len(some) for some in ids]
-        self._device = device
-        self.rows = self.spread(np.array([row.row for row in rows], dtype=np.int64))
-        self.order = self.spread(np.arange(len(rows), dtype=np.int64))
-        """The row's place among ``rows``."""
+        self._flat = logits.view(-1)
+        starts = np.repeat(np.array([row.row for row in rows], dtype=np.int64) * logits.shape[1], self._sizes)
+        self._places = torch.from_numpy(starts + np.concatenate(ids)).to(logits.device)
 
-        self.ids = torch.from_numpy(np.concatenate(ids).astype(np.int64)).to(device)
-
-    def spread(self, values: npt.NDArray[np.int64] | npt.NDArray[np.float32]) -> torch.Tensor:
+    def spread(self, values: Iterable[float]) -> torch.Tensor:
         """One value of each row, at each of its places."""
-        return torch.from_numpy(np.repeat(values, self._sizes)).to(self._device)
+        return self.tensor(np.repeat(np.array(list(values), dtype=np.float32), self._sizes))
+
+    def tensor(self, values: npt.NDArray[np.float32]) -> torch.Tensor:
+        """A value for each place, on the logits' device."""
+        return torch.from_numpy(values).to(self._flat.device)
+
+    def read(self) -> torch.Tensor:
+        """What stands at the places."""
+        return self._flat.index_select(0, self._places)
+
+    def write(self, values: torch.Tensor) -> None:
+        """Put a value at each place."""
+        self._flat.index_copy_(0, self._places, values)
+
+    def fill(self, value: float) -> None:
+        """Put one value at all places."""
+        self._flat.index_fill_(0, self._places, value)
 
 
 def _penalise_repetition(logits: torch.Tensor, rows: Sequence[RuledRow]) -> None:
     if not rows:
         return
-    places = _Places(rows, [row.ids for row in rows], logits.device)
-    penalty = places.spread(_floats(row.sampling.repetition_penalty for row in rows))
-    values = logits[places.rows, places.ids]
-    logits[places.rows, places.ids] = torch.where(values > 0, values / penalty, values * penalty)
+    # Prompt and answer, one after the other: what stands in both is computed twice, to the same value.
+    ids = [some for row in rows for some in (row.counted.prompt_ids(), row.counted.answer_ids)]
+    places = _Places(logits, [row for row in rows for _ in range(2)], ids)
+    penalty = places.spread(row.sampling.repetition_penalty for row in rows for _ in range(2))
+    values = places.read()
+    places.write(torch.where(values > 0, values / penalty, values * penalty))
 
 
 def _penalise_answer(logits: torch.Tensor, rows: Sequence[RuledRow]) -> None:
     if not rows:
         return
-    places = _Places(rows, [row.answer for row in rows], logits.device)
-    counts = logits.new_zeros((len(rows), logits.shape[1]))
-    ones = counts.new_ones(len(places.ids))
-    counts.index_put_((places.order, places.ids), ones, accumulate=True)
-    often = places.spread(_floats(row.sampling.frequency_penalty for row in rows))
-    once = places.spread(_floats(row.sampling.presence_penalty for row in rows))
-    values = logits[places.rows, places.ids]
-    logits[places.rows, places.ids] = values - (often * counts[places.order, places.ids] + once)
+    places = _Places(logits, rows, [row.counted.answer_ids for row in rows])
+    counts = places.tensor(np.concatenate([row.counted.answer_counts for row in rows]))
+    often = places.spread(row.sampling.frequency_penalty for row in rows)
+    once = places.spread(row.sampling.presence_penalty for row in rows)
+    places.write(places.read() - (often * counts + once))
 
 
 def _add_bias(logits: torch.Tensor, rows: Sequence[RuledRow]) -> None:
     if not rows:
         return
-    places = _Places(rows, [np.array(row.sampling.bias_ids) for row in rows], logits.device)
+    places = _Places(logits, rows, [np.array(row.sampling.bias_ids) for row in rows])
     biases = np.concatenate([np.array(row.sampling.biases, dtype=np.float32) for row in rows])
-    logits[places.rows, places.ids] += torch.from_numpy(biases).to(logits.device)
+    places.write(places.read() + places.tensor(biases))
 
 
 def _forbid_stops(logits: torch.Tensor, rows: Sequence[RuledRow]) -> None:
     if not rows:
         return
     stops = [np.array(row.sampling.stop_token_ids, dtype=np.int64) for row in rows]
-    places = _Places(rows, [some[some < logits.shape[1]] for some in stops], logits.device)
-    logits[places.rows, places.ids] = -math.inf
+    _Places(logits, rows, [some[some < logits.shape[1]] for some in stops]).fill(-math.inf)
 
 
 def _follow_grammars(logits: torch.Tensor, rows: Sequence[RuledRow]) -> dict[int, str]:
@@ -144,7 +159,3 @@ def _clear_stops(allowed: npt.NDArray[np.bool_], stop_token_ids: Sequence[int]) 
     stops = stops[stops < len(allowed)]
     if np.count_nonzero(allowed) > np.count_nonzero(allowed[np.unique(stops)]):
         allowed[stops] = False
-
-
-def _floats(values: Iterable[float]) -> npt.NDArray[np.float32]:
-    return np.array(list(values), dtype=np.float32)

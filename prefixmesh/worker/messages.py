@@ -105,16 +105,14 @@ class EngineSampling(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.json_schema or self.regex)
 
     @property
+    def has_penalties(self) -> bool:
+        """Whether tokens so far change the logits of the next."""
+        return bool(self.repetition_penalty != 1.0 or self.frequency_penalty or self.presence_penalty)
+
+    @property
     def changes_logits(self) -> bool:
         """Whether any rule of ``logit_rules`` applies; a request without one costs nothing there."""
-        return bool(
-            self.min_tokens
-            or self.repetition_penalty != 1.0
-            or self.frequency_penalty
-            or self.presence_penalty
-            or self.bias_ids
-            or self.has_grammar
-        )
+        return bool(self.min_tokens or self.has_penalties or self.bias_ids or self.has_grammar)
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):

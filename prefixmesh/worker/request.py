@@ -21,6 +21,7 @@ the left but a release, after which the request owns nothing.
 """
 
 import enum
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,7 @@ from prefixmesh.ids import Namespace
 from prefixmesh.worker.answer_grammar import AnswerGrammar
 from prefixmesh.worker.batch_plan import IntArray
 from prefixmesh.worker.messages import Ended, EndReason, EngineSampling, Submit
+from prefixmesh.worker.token_tally import TokenTally
 
 _MS_PER_S = 1000.0
 
@@ -55,6 +57,9 @@ class Request:
     owner: str
     """Who pays for what it adds to the cache."""
 
+    adapter: str
+    """Digest of the LoRA adapter that answers; empty is the base model."""
+
     priority: int
     query: CacheQuery
     """Its right to be counted in the ledger, used up by its first admission."""
@@ -63,6 +68,9 @@ class Request:
     stop_ids: frozenset[int]
     changes_logits: bool
     """Whether its sampling has rules that change logits."""
+
+    tally: TokenTally | None
+    """Of its tokens, where its sampling has penalties."""
 
     prompt_tokens: int
     ids: IntArray
@@ -78,6 +86,12 @@ class Request:
     """What the answer must follow; it has taken the tokens of the answer so far."""
 
     arrived_at: float
+    queue_deadline: float
+    """When it ends if it was never admitted by then; infinity without a limit."""
+
+    number: int = 0
+    """Its place in the order of arrival, given by the queue."""
+
     phase: Phase = Phase.WAITING
     computed: int = 0
     """Tokens whose KV is complete."""
@@ -92,8 +106,8 @@ class Request:
     matched_tokens: int = 0
     """Tokens found in the cache at the last admission."""
 
-    passed_over: int = 0
-    """Later arrivals that were admitted before this one."""
+    promised_pages: int = 0
+    """Pages that it is expected to need until its end: what an admission of others leaves room for."""
 
     admitted_at: float | None = None
     """First admission; a resumption does not change it."""
@@ -110,6 +124,7 @@ class Request:
         ledger: CacheLedger,
         now: float,
         grammar: AnswerGrammar | None = None,
+        queue_deadline: float = math.inf,
     ) -> "Request":
         """A waiting request; resumed, it looks as a preempted one. The arrays are as long as it may become, and untouched memory costs nothing."""
         namespace = Namespace(command.namespace)
@@ -125,11 +140,13 @@ class Request:
             request_id=command.request_id,
             namespace=namespace,
             owner=command.owner,
+            adapter=command.adapter,
             priority=command.priority,
             query=ledger.open_query(namespace),
             sampling=command.sampling,
             stop_ids=stop_ids,
             changes_logits=command.sampling.changes_logits,
+            tally=TokenTally(ids, len(prompt)) if command.sampling.has_penalties else None,
             prompt_tokens=len(prompt),
             ids=ids,
             length=length,
@@ -137,6 +154,7 @@ class Request:
             or (grammar is not None and grammar.is_finished),
             grammar=grammar,
             arrived_at=now,
+            queue_deadline=queue_deadline,
             page_table=np.zeros(-(-total // page_size), dtype=np.int32),
         )
 
@@ -144,6 +162,11 @@ class Request:
     def output_tokens(self) -> int:
         """Tokens of the answer so far; also the index of the next one, which its randomness depends on."""
         return self.length - self.prompt_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        """How long the answer may become."""
+        return len(self.ids) - self.prompt_tokens
 
     @property
     def wants_token(self) -> bool:

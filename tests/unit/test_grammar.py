@@ -58,7 +58,7 @@ def allowed(grammar: AnswerGrammar, min_tokens: int = 0, answer: int = 0) -> set
     """Ids that are left after the rules, in a vocabulary with more rows than the tokenizer has ids."""
     logits = torch.zeros((2, VOCAB_SIZE + 40))
     sampling = command(regex="x", min_tokens=min_tokens).sampling
-    row = RuledRow(1, sampling, np.zeros(1 + answer, dtype=np.int32), 1, grammar)
+    row = RuledRow(1, sampling, answer, grammar=grammar)
     assert apply_rules(logits, [row]) == {}
     assert logits[0].isfinite().all()
     return set(logits[1].isfinite().nonzero().flatten().tolist())

@@ -1,6 +1,7 @@
 """Penalties, biases and forbidden stops against a naive reading of their definitions, row by row in Python."""
 
 import math
+from collections import Counter
 from typing import Final
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from prefixmesh.worker.logit_rules import RuledRow, apply_rules
 from prefixmesh.worker.messages import EngineSampling
+from prefixmesh.worker.token_tally import TokenTally
 
 VOCAB: Final = 12
 IDS = st.integers(0, VOCAB - 1)
@@ -48,6 +50,15 @@ ROWS = st.lists(
 )
 
 
+def tallied(prompt: list[int], answer: list[int]) -> TokenTally:
+    """As it stands after the answer came one by one."""
+    ids = np.array(prompt + answer, dtype=np.int32)
+    tally = TokenTally(ids, len(prompt))
+    for length in range(len(prompt), len(ids) + 1):
+        tally.catch_up(length)
+    return tally
+
+
 def naive(logits: list[float], p: EngineSampling, prompt: list[int], answer: list[int]) -> list[float]:
     """The definitions, one row, one token at a time."""
     found = []
@@ -71,8 +82,7 @@ def test_every_row_is_what_the_definitions_say(
     before = torch.randn((2 * len(rows), VOCAB), generator=torch.Generator().manual_seed(seed))
     after = before.clone()
     ruled = [
-        RuledRow(2 * n, p, np.array(prompt + answer, dtype=np.int32), len(prompt))
-        for n, (p, prompt, answer) in enumerate(rows)
+        RuledRow(2 * n, p, len(answer), tallied(prompt, answer)) for n, (p, prompt, answer) in enumerate(rows)
     ]
     apply_rules(after, ruled)
     assert torch.equal(after[1::2], before[1::2])
@@ -84,7 +94,7 @@ def test_rules_change_logits_that_a_model_made_without_gradients() -> None:
     """In place, also where torch guards such tensors."""
     with torch.inference_mode():
         logits = torch.zeros((1, VOCAB))
-    apply_rules(logits, [RuledRow(0, with_bias({4: 2.0}), np.array([1], dtype=np.int32), 1)])
+    apply_rules(logits, [RuledRow(0, with_bias({4: 2.0}), 0)])
     assert logits[0, 4] == 2.0
 
 
@@ -98,3 +108,16 @@ def test_only_requests_that_ask_for_it_are_ruled() -> None:
         {"bias_ids": (1,), "biases": (1.0,)},
     ):
         assert params(**rule).changes_logits
+
+
+@pytest.mark.parametrize("steps", [1, 7, 300])
+def test_a_tally_says_what_the_tokens_say_however_they_came(steps: int) -> None:
+    """One by one, in lumps as after a resumption, or all at once; beyond the room that it began with."""
+    rng = np.random.default_rng(steps)
+    ids = rng.integers(0, 200, size=350).astype(np.int32)
+    tally = TokenTally(ids, 50)
+    for length in range(50, 351, steps):
+        tally.catch_up(length)
+        assert tally.prompt_ids().tolist() == sorted(set(ids[:50].tolist()))
+        counted = dict(zip(tally.answer_ids.tolist(), tally.answer_counts.tolist(), strict=True))
+        assert counted == Counter(ids[50:length].tolist())
