@@ -33,11 +33,13 @@ class TimedBackend:
         return q
 
 
-def measure(monkeypatch: pytest.MonkeyPatch, cost: float, pool_tokens: int) -> CascadeRule | None:
+def measure(
+    monkeypatch: pytest.MonkeyPatch, cost: float, pool_tokens: int, lost_s: float = 0.0
+) -> CascadeRule | None:
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     pool = KVPool(config_of(6, 2), pool_tokens, 1, torch.float32, torch.device("cpu"))
-    return measured_rule(lambda rule: TimedBackend(now, rule, cost), pool, 6)
+    return measured_rule(lambda rule: TimedBackend(now, rule, cost), pool, 6, lost_s)
 
 
 @pytest.mark.parametrize(("cost", "tokens"), [(0.0, 64), (1000.0, 256), (4000.0, 1024)])
@@ -48,6 +50,14 @@ def test_the_bound_is_where_the_cost_is_won_back(
     rule = measure(monkeypatch, cost, 8192)
     assert rule is not None
     assert rule.min_reads == MEASURED_SEQUENCES * tokens
+
+
+def test_what_a_step_gives_up_besides_raises_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay that is lost counts like any other cost, however quick the cascade itself."""
+    rule = measure(monkeypatch, 0.0, 8192, lost_s=4000.0)
+    assert rule is not None
+    assert rule.min_reads == MEASURED_SEQUENCES * 1024
+    assert measure(monkeypatch, 0.0, 8192, lost_s=1e9) is None
 
 
 def test_a_cascade_that_never_pays_is_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
