@@ -1,0 +1,133 @@
+"""The router's index beside a naive one: sets of names per slot and tier, and a walk written out."""
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from prefixmesh.cache.tier import Tier
+from prefixmesh.ids import Fingerprint
+from prefixmesh.router.block_index import BlockIndex, Fall
+from prefixmesh.router.predictions import Prediction, Predictions
+
+# Few names, in shards of their own and in one: prompts often share their first blocks.
+NAMES = [Fingerprint(number << 54 | number % 3) for number in range(6)] + [
+    Fingerprint(7 << 54 | number) for number in range(6)
+]
+prompts = st.lists(st.sampled_from(NAMES), max_size=6, unique=True)
+tiers = st.sampled_from(list(Tier))
+
+
+class BlockIndexMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = BlockIndex(max_blocks=1000)
+        self.predictions = Predictions()
+        self.held: dict[int, dict[Tier, set[Fingerprint]]] = {}
+        self.expected: list[Prediction] = []
+
+    @rule()
+    def open_slot(self) -> None:
+        slot = self.index.open_slot()
+        assert slot not in self.held, "a slot is one holder's"
+        self.held[slot] = {tier: set() for tier in Tier}
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def close_slot(self, data: st.DataObject) -> None:
+        slot = self._draw_slot(data)
+        self.index.close_slot(slot)
+        self.predictions.end_all(slot)
+        self.expected = [one for one in self.expected if one.slot != slot]
+        del self.held[slot]
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), names=prompts, tier=tiers)
+    def stored(self, data: st.DataObject, names: list[Fingerprint], tier: Tier) -> None:
+        slot = self._draw_slot(data)
+        self.index.stored(slot, tier, names)
+        self.held[slot][tier].update(names)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), names=prompts, tier=tiers)
+    def removed(self, data: st.DataObject, names: list[Fingerprint], tier: Tier) -> None:
+        slot = self._draw_slot(data)
+        self.index.removed(slot, tier, names)
+        self.held[slot][tier].difference_update(names)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), names=prompts)
+    def expect(self, data: st.DataObject, names: list[Fingerprint]) -> None:
+        self.expected.append(self.predictions.expect(self._draw_slot(data), names))
+
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        one = self.expected.pop(data.draw(st.integers(0, len(self.expected) - 1)))
+        self.predictions.end(one)
+        self.predictions.end(one)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def change_over(self, data: st.DataObject) -> None:
+        """A worker's snapshot is complete: it is the slot that was filled from now on."""
+        slot, target = self._draw_slot(data), self.index.open_slot()
+        self.held[target] = self.held.pop(slot)
+        for tier in Tier:
+            self.index.stored(target, tier, sorted(self.held[target][tier]))
+        self.predictions.move(slot, target)
+        self.index.close_slot(slot)
+
+    @rule(at_most=st.integers(1, 5))
+    def sweep(self, at_most: int) -> None:
+        self.index.sweep(at_most)
+
+    @rule(names=prompts)
+    def touch(self, names: list[Fingerprint]) -> None:
+        self.index.touch(names)
+
+    @rule(names=prompts)
+    def find(self, names: list[Fingerprint]) -> None:
+        matches = self.index.find_matches(names, self.predictions.masks)
+        expected = {slot: self._expected_at(slot) for slot in self.held}
+        device = {slot: _leading(names, self.held[slot][Tier.DEVICE] | expected[slot]) for slot in self.held}
+        total = {
+            slot: _leading(names, set.union(*self.held[slot].values()) | expected[slot]) for slot in self.held
+        }
+        assert _by_slot(matches.device) == {slot: blocks for slot, blocks in device.items() if blocks}
+        assert _by_slot(matches.total) == {slot: blocks for slot, blocks in total.items() if blocks}
+
+    @invariant()
+    def holds(self) -> None:
+        self.index.check_invariants()
+        self.predictions.check_invariants()
+        for slot, held in self.held.items():
+            for tier in Tier:
+                assert self.index.held(slot, tier) == held[tier]
+
+    def _draw_slot(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from(sorted(self.held)))
+
+    def _expected_at(self, slot: int) -> set[Fingerprint]:
+        return {name for one in self.expected if one.slot == slot for name in one.fingerprints}
+
+
+def _leading(names: list[Fingerprint], held: set[Fingerprint]) -> int:
+    return next((at for at, name in enumerate(names) if name not in held), len(names))
+
+
+def _by_slot(falls: list[Fall]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for fall in falls:
+        for slot in range(fall.slots.bit_length()):
+            if fall.slots >> slot & 1:
+                assert slot not in found, "a slot falls once"
+                found[slot] = fall.blocks
+    return found
+
+
+TestBlockIndex: Any = BlockIndexMachine.TestCase
+TestBlockIndex.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, database=None
+)

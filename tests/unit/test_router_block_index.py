@@ -1,0 +1,117 @@
+"""The router's index: its bound, its order of leaving, and what a closed slot leaves behind."""
+
+from prefixmesh.cache.tier import Tier
+from prefixmesh.ids import Fingerprint
+from prefixmesh.router.block_index import BlockIndex, Fall, Matches
+from prefixmesh.router.holder_sets import NOBODY, HolderSets
+
+
+def names(start: int, count: int) -> list[Fingerprint]:
+    """Names that are spread over the shards as digests are."""
+    return [Fingerprint(number * 0x9E3779B97F4A7C15 % 2**64) for number in range(start, start + count)]
+
+
+def test_beyond_the_bound_blocks_go_in_the_order_in_which_they_came() -> None:
+    index = BlockIndex(max_blocks=100)
+    slot = index.open_slot()
+    for start in range(0, 1000, 10):
+        index.stored(slot, Tier.DEVICE, names(start, 10))
+        while not index.sweep():
+            pass
+    assert (len(index), index.dropped) == (100, 900)
+    assert index.held(slot, Tier.DEVICE) == set(names(900, 100))
+
+
+def test_what_was_asked_for_gets_a_second_chance_and_no_third() -> None:
+    index = BlockIndex(max_blocks=100)
+    slot = index.open_slot()
+    index.stored(slot, Tier.DEVICE, names(0, 10))
+    index.touch(names(0, 10))
+    index.stored(slot, Tier.DEVICE, names(10, 100))
+    while not index.sweep():
+        pass
+    assert set(names(0, 10)) <= index.held(slot, Tier.DEVICE)
+    index.stored(slot, Tier.DEVICE, names(200, 100))
+    while not index.sweep():
+        pass
+    assert not set(names(0, 10)) & index.held(slot, Tier.DEVICE)
+
+
+def test_stored_alone_keeps_the_bound_within_one_event() -> None:
+    index = BlockIndex(max_blocks=1000)
+    slot = index.open_slot()
+    for start in range(0, 20_000, 64):
+        index.stored(slot, Tier.DEVICE, names(start, 64))
+        assert len(index) <= 1000 + 64
+    index.check_invariants()
+
+
+def test_blocks_that_come_and_go_leave_no_trail() -> None:
+    index = BlockIndex(max_blocks=10_000)
+    slot = index.open_slot()
+    for _ in range(2000):
+        index.stored(slot, Tier.DEVICE, names(0, 16))
+        index.removed(slot, Tier.DEVICE, names(0, 16))
+    assert len(index._order) == 16
+    for start in range(0, 200_000, 100):
+        index.stored(slot, Tier.DEVICE, names(start, 100))
+        index.removed(slot, Tier.DEVICE, names(start, 100))
+    assert len(index) == 0
+    assert len(index._order) < 2000, "the order of coming is tidied as it goes"
+
+
+def test_a_closed_slot_is_forgotten_at_once_and_its_blocks_are_swept() -> None:
+    index = BlockIndex(max_blocks=10_000)
+    first, second = index.open_slot(), index.open_slot()
+    index.stored(first, Tier.DEVICE, names(0, 600))
+    index.stored(second, Tier.DEVICE, names(0, 100))
+    index.close_slot(first)
+    assert index.find_matches(names(0, 600)) == Matches([Fall(1 << second, 100)], [Fall(1 << second, 100)])
+    while not index.sweep():
+        pass
+    assert len(index) == 100
+    index.check_invariants()
+    assert index.open_slot() == first, "its number is free again"
+    assert index.held(first, Tier.DEVICE) == set()
+
+
+def test_a_host_block_behind_a_device_match_counts_in_all_only() -> None:
+    index = BlockIndex(max_blocks=100)
+    slot = index.open_slot()
+    index.stored(slot, Tier.DEVICE, names(0, 3))
+    index.stored(slot, Tier.HOST, names(0, 5))
+    assert index.find_matches(names(0, 8)) == Matches([Fall(1, 3)], [Fall(1, 5)])
+    index.removed(slot, Tier.DEVICE, names(0, 3))
+    assert index.find_matches(names(0, 8)) == Matches([], [Fall(1, 5)])
+
+
+def test_a_match_is_always_a_true_prefix() -> None:
+    index = BlockIndex(max_blocks=100)
+    slot = index.open_slot()
+    index.stored(slot, Tier.DEVICE, names(1, 5))
+    assert index.find_matches(names(0, 6)) == Matches([], [])
+    assert index.find_matches([]) == Matches([], [])
+
+
+def test_an_expected_block_counts_as_held_and_joins_what_is_held_already() -> None:
+    index = BlockIndex(max_blocks=100)
+    holder, expected = index.open_slot(), index.open_slot()
+    index.stored(holder, Tier.DEVICE, names(0, 4))
+    index.stored(expected, Tier.DEVICE, names(0, 2))
+    masks = dict.fromkeys(names(0, 6), 1 << expected)
+    assert index.find_matches(names(0, 8), masks).device == [Fall(1 << holder, 4), Fall(1 << expected, 6)]
+
+
+def test_freed_numbers_of_sets_come_back_and_mean_what_they_are_given_for() -> None:
+    sets = HolderSets()
+    for round_ in range(5000):
+        slot = round_ % 4000
+        number = sets.with_holder(NOBODY, slot, Tier.DEVICE)
+        sets.move(NOBODY, number, 1)
+        assert sets.device[number] == 1 << slot
+        again = sets.without_holder(number, slot, Tier.DEVICE)
+        sets.move(number, again, 1)
+        assert again == NOBODY
+    assert len(sets) == 0
+    assert len(sets.device) < 3000
+    sets.check_invariants()
