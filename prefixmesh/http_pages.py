@@ -7,6 +7,8 @@ in its owner's event loop, and everything a peer could make it hold is bounded.
 import asyncio
 import contextlib
 import logging
+import os
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -54,11 +56,17 @@ class PageServer:
         """Listen; returns the port, which is a free one for 0. Raises ConfigError where that is not possible, or not loopback."""
         if not is_loopback(host):
             raise ConfigError(f"pages without credentials are served on loopback only, not on {host}")
+        listener = _bind(host, port)
         try:
-            self._server = await asyncio.start_server(self._accept, host, port, limit=MAX_HEAD_BYTES)
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {join_address(host, port)}: {error.strerror}") from error
-        bound: int = self._server.sockets[0].getsockname()[1]
+            self._server = await asyncio.start_server(
+                self._accept, sock=listener, limit=MAX_HEAD_BYTES, start_serving=False
+            )
+        except BaseException:
+            listener.close()
+            raise
+        # Only now, when ``close`` knows of it: asyncio's own start keeps an open port where it is cancelled.
+        await self._server.start_serving()
+        bound: int = listener.getsockname()[1]
         return bound
 
     async def close(self) -> None:
@@ -113,6 +121,15 @@ class PageServer:
         except Exception:  # a page's bug is that page's: its reader is told, and its owner goes on
             _log.exception("page.failed path=%s", target.partition("?")[0])
             return method, _problem(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError(f"cannot listen on {join_address(host, port)}: {reason}") from error
 
 
 def _is_meant_for_us(header_lines: list[str]) -> bool:
