@@ -41,6 +41,7 @@ COMMANDS: Final[Mapping[str, LazyCommand]] = {
     "chat": LazyCommand("prefixmesh.cli.chat:chat", "Chat in the terminal."),
     "demo": LazyCommand("prefixmesh.cli.demo:demo", "Run a workload and see what the prefix caches save."),
     "bench": LazyCommand("prefixmesh.cli.bench:bench", "Measure the parts on this machine."),
+    "adapter": LazyCommand("prefixmesh.cli.adapter:adapter", "Load, list and unload LoRA adapters."),
     "models": LazyCommand("prefixmesh.cli.models:models", "Fetch and list models."),
     "keys": LazyCommand("prefixmesh.cli.keys:keys", "Make API keys."),
     "worker": LazyCommand("prefixmesh.worker.__main__:main", "Run one worker, without Ray.", ("torch",)),

@@ -90,6 +90,7 @@ def as_dict(router: str, state: "FleetState | None", workers: "Sequence[WorkerVi
                 "routed": worker.routed,
                 "prompt_tokens": worker.prompt_tokens,
                 "cached_tokens": worker.cached_tokens,
+                "adapters": list(worker.adapters),
                 "cache": cache_as_dict(worker),
             }
             for worker in workers
@@ -137,6 +138,9 @@ def _print_table(router: str, state: "FleetState | None", workers: "Sequence[Wor
     table.add_column("state", overflow="fold")
     for name in ("in flight", "work ms", "requests", "blocks", "cached"):
         table.add_column(name, justify="right", no_wrap=True)
+    has_adapters = any(worker.adapters for worker in workers)
+    if has_adapters:
+        table.add_column("adapters", overflow="fold")
     for worker in workers:
         condition = (
             Text("ready", "green") if worker.ready else Text(one_line(worker.problem) or "not ready", "red")
@@ -150,5 +154,6 @@ def _print_table(router: str, state: "FleetState | None", workers: "Sequence[Wor
             f"{worker.routed}",
             f"{worker.blocks}",
             hit_share(worker),
+            *([Text(one_line(", ".join(worker.adapters)))] if has_adapters else []),
         )
     Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)

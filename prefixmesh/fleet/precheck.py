@@ -17,12 +17,13 @@ _CLIENT_SCHEME: Final = "ray://"
 
 
 def check_request(request: FleetRequest) -> FleetRequest:
-    """``request`` with the path of its keys file made absolute, for an actor has a working folder of its own.
+    """``request`` with the paths of its keys file and adapter root made absolute, for an actor has a working folder of its own.
 
-    Raises ConfigError for a package that is not installed, a keys file that cannot be read and a router port that is taken. Reads one
-    file and binds one socket for a moment.
+    Raises ConfigError for a package that is not installed, a keys file that cannot be read, an adapter root that is no folder and a router
+    port that is taken. Reads one file and binds one socket for a moment.
     """
     _check_installed(request)
+    request = _with_absolute_root(request)
     if request.address is not None and request.address.startswith(_CLIENT_SCHEME):
         return request
     if request.router_port:
@@ -43,6 +44,19 @@ def _check_installed(request: FleetRequest) -> None:
         names = " and ".join("Ray" if package == "ray" else package for package in missing)
         verb = "is" if len(missing) == 1 else "are"
         raise ConfigError(f"{names} {verb} not installed; run: pip install 'prefixmesh[worker,ray]'")
+
+
+def _with_absolute_root(request: FleetRequest) -> FleetRequest:
+    """On a joined cluster the adapters are looked up on each worker's own node, where the folder may be another."""
+    root = request.engine.adapter_root
+    if root is None:
+        return request
+    path = Path(root).expanduser().absolute()
+    if not path.is_dir():
+        if request.address is None:
+            raise ConfigError(f"adapter_root {path} is not a folder")
+        return request
+    return dataclasses.replace(request, engine=dataclasses.replace(request.engine, adapter_root=str(path)))
 
 
 def _check_free(host: str, port: int) -> None:

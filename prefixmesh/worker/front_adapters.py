@@ -56,7 +56,7 @@ class FrontAdapters:
     def check(self, name: str, digest: str) -> None:
         """Raise AdapterChangedError unless ``name`` means the content that a router has made the namespace with."""
         known = self._by_name.get(name)
-        if digest != (known.digest if known is not None else ""):
+        if digest != (known.digest if known is not None else "") or bool(name) != bool(digest):
             raise AdapterChangedError(
                 f"the adapter {shown_name(name)} is another one here than the router knew, or is loaded no more"
             )

@@ -58,6 +58,7 @@ class Worker:
         namespace: bytes = b"n" * 16,
         incarnation: int | None = None,
         secret: FleetSecret | None = None,
+        adapter_digest: str = "",
     ) -> Metadata:
         """Metadata with a ticket for this worker, or a forged one."""
         life = self.bound.incarnation if incarnation is None else incarnation
@@ -66,6 +67,7 @@ class Worker:
             tenant=TenantId(tenant),
             namespace=Namespace(namespace),
             incarnation=Incarnation(life),
+            adapter_digest=adapter_digest,
         )
         return ((TICKET_METADATA, sign(note, secret or self.secret)),)
 

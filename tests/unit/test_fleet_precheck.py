@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from prefixmesh.config import EngineConfig
 from prefixmesh.errors import ConfigError
 from prefixmesh.fleet.plan import FleetRequest
 from prefixmesh.fleet.precheck import check_request
@@ -69,3 +70,16 @@ def test_through_rays_client_the_routers_settings_are_its_nodes_business() -> No
     """Its port and its files are on the cluster."""
     request = FleetRequest(address="ray://head:10001", api_keys_file="on/the/head", router_port=1)
     assert check_request(request) is request
+
+
+def test_an_adapter_root_is_named_in_full_and_must_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers are actors, too. On a cluster that is only joined it may be a folder of other nodes."""
+    monkeypatch.chdir(tmp_path)
+    engine = EngineConfig(adapter_root="adapters")
+    with pytest.raises(ConfigError, match=f"^adapter_root {tmp_path}/adapters is not a folder$"):
+        check_request(FleetRequest(engine=engine))
+    assert check_request(FleetRequest(engine=engine, address="auto")).engine.adapter_root == "adapters"
+    Path("adapters").mkdir()
+    assert check_request(FleetRequest(engine=engine)).engine.adapter_root == str(tmp_path / "adapters")
