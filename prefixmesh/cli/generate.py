@@ -8,7 +8,7 @@ import click
 
 from prefixmesh.cli.options import TokenIds, answer_options, connection_options, generate_options, open_client
 from prefixmesh.cli.render import answer_as_dict
-from prefixmesh.cli.terminal import print_stream, read_utf8
+from prefixmesh.cli.terminal import print_branches, print_stream, read_utf8
 
 if TYPE_CHECKING:
     from prefixmesh.client import PromptLike
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     type=int,
     metavar="N",
     help="With --json: each token's log-probability, and the N likeliest at its place, 0 to 20.",
+)
+@click.option(
+    "--branches",
+    type=int,
+    metavar="N",
+    help="So many answers, 1 to 64, each printed under its number when all are complete. [default: 1]",
 )
 @click.option(
     "--resumed-output",
@@ -52,6 +58,8 @@ def generate(*, prompt: str, system: str | None, is_raw: bool, as_json: bool, **
         if as_json:
             answer = client.generate(shaped, **generate_options(values))
             click.echo(json.dumps(answer_as_dict(answer)))
+        elif (values["branches"] or 1) > 1:
+            print_branches(client.generate(shaped, **generate_options(values)))
         else:
             with client.stream(shaped, **generate_options(values)) as stream:
                 print_stream(stream, [])

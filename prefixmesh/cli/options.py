@@ -68,6 +68,17 @@ _ANSWER: Final = (
     click.option("--adapter", help="LoRA adapter by name."),
     click.option("--extra-key", help="Share cached prefixes only with calls of the same key."),
     click.option(
+        "--priority",
+        type=int,
+        help="Higher goes first where the worker schedules by priority; -100 to 100. [default: 0]",
+    ),
+    click.option(
+        "--queue-timeout-ms",
+        type=int,
+        metavar="MS",
+        help="Give up when it has waited so long to be begun with. [default: the worker's own limit]",
+    ),
+    click.option(
         "--max-tokens", type=int, default=DEFAULT_MAX_TOKENS, show_default=True, help="Longest answer."
     ),
     click.option(
@@ -126,6 +137,9 @@ _SAMPLING_NAMES: Final = (
     "model",
     "adapter",
     "extra_key",
+    "priority",
+    "queue_timeout_ms",
+    "branches",
     "max_tokens",
     "temperature",
     "top_p",

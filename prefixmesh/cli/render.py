@@ -5,7 +5,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from prefixmesh.client.answer import Answer
+    from prefixmesh.client.answer import Answer, Branch
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """C0 and C1 controls but tab and newline."""
@@ -17,25 +17,32 @@ def printable(text: str) -> str:
 
 
 def summary_line(answer: "Answer") -> str:
-    """``cached 1,152/1,204 prompt tokens · worker-1 · first token 85 ms``."""
+    """``cached 1,152/1,204 prompt tokens · 94 % of prefill saved · worker-1 · first token 85 ms``.
+
+    The saving is of all arithmetic; it is left out where there is none, or the server is too old to tell.
+    """
     first = (
         "no token" if answer.first_token_s is None else f"first token {answer.first_token_s * 1000:.0f} ms"
     )
-    return f"cached {answer.cached_tokens:,}/{answer.prompt_tokens:,} prompt tokens · {answer.worker_id} · {first}"
+    parts = [f"cached {answer.cached_tokens:,}/{answer.prompt_tokens:,} prompt tokens"]
+    # Rounded down: one token is always computed, and 100 % would be a lie.
+    saved = 0 if answer.prefill_saved is None else int(100 * answer.prefill_saved.total)
+    if saved:
+        parts.append(f"{saved} % of prefill saved")
+    return " · ".join([*parts, answer.worker_id, first])
 
 
 def answer_as_dict(answer: "Answer") -> dict[str, Any]:
     """The answer for ``--json``: plain values, times in milliseconds."""
     started = answer.started
     return {
-        "text": answer.text,
-        "finish_reason": answer.finish_reason,
         "model": started.model,
         "worker_id": started.worker_id,
         "request_id": started.request_id,
         "prompt_tokens": answer.prompt_tokens,
         "cached_tokens": answer.cached_tokens,
         "cached_by_tier": dataclasses.asdict(answer.cached),
+        "prefill_saved": None if answer.prefill_saved is None else dataclasses.asdict(answer.prefill_saved),
         "completion_tokens": answer.completion_tokens,
         "retokenized_tokens": answer.retokenized_tokens,
         "first_token_ms": None if answer.first_token_s is None else round(answer.first_token_s * 1000, 3),
@@ -44,8 +51,17 @@ def answer_as_dict(answer: "Answer") -> dict[str, Any]:
         "namespace_digest": started.namespace_digest,
         "seed": started.seed,
         "routing": None if started.routing is None else dataclasses.asdict(started.routing),
-        "token_ids": list(answer.token_ids),
+        **_branch_as_dict(answer.branches[0]),
+        "branches": [_branch_as_dict(branch) for branch in answer.branches],
+    }
+
+
+def _branch_as_dict(branch: "Branch") -> dict[str, Any]:
+    return {
+        "text": branch.text,
+        "finish_reason": branch.finish_reason,
+        "token_ids": list(branch.token_ids),
         "logprobs": [
-            {"logprob": one.logprob, "top": [list(pair) for pair in one.top]} for one in answer.logprobs
+            {"logprob": one.logprob, "top": [list(pair) for pair in one.top]} for one in branch.logprobs
         ],
     }

@@ -32,6 +32,16 @@ def print_stream(stream: "Stream", parts: list[str]) -> "Answer":
     return stream.answer
 
 
+def print_branches(answer: "Answer") -> None:
+    """Write every branch of a finished answer to stdout, each under a line with its number, and the summary to stderr."""
+    is_terminal = sys.stdout.isatty()
+    for number, branch in enumerate(answer.branches):
+        click.echo(f"[{number}]")
+        text = printable(branch.text) if is_terminal else branch.text
+        click.echo(text, nl=not text.endswith("\n"))
+    print_note(summary_line(answer))
+
+
 def print_note(text: str) -> None:
     """One dim line on stderr, so that stdout holds the answer alone."""
     click.secho(printable(text), err=True, dim=True)

@@ -8,11 +8,14 @@
 ``AsyncClient`` is the same for asyncio. What can go wrong is in ``prefixmesh.errors``.
 """
 
+from prefixmesh.branch_seed import branch_seed
 from prefixmesh.client.aio import AsyncClient, AsyncStream
 from prefixmesh.client.answer import (
     Answer,
+    Branch,
     CachedTokens,
     FinishReason,
+    PrefillSavings,
     Routing,
     Started,
     TextDelta,
@@ -22,18 +25,22 @@ from prefixmesh.client.answer import (
 from prefixmesh.client.blocking import Client, Stream
 from prefixmesh.client.calls import GenerateOptions, ServedModel
 from prefixmesh.client.checks import PromptLike
+from prefixmesh.client.fork import ContinuationLike
 from prefixmesh.requests import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
 
 __all__ = [
     "Answer",
     "AsyncClient",
     "AsyncStream",
+    "Branch",
     "CachedTokens",
     "ChatMessage",
     "ChatPrompt",
     "Client",
+    "ContinuationLike",
     "FinishReason",
     "GenerateOptions",
+    "PrefillSavings",
     "PromptLike",
     "Routing",
     "ServedModel",
@@ -44,4 +51,5 @@ __all__ = [
     "Timings",
     "TokenLogprobs",
     "TokenPrompt",
+    "branch_seed",
 ]

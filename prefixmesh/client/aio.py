@@ -5,7 +5,8 @@ Only the transport is here: what is sent and what comes back is in ``calls`` and
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -13,10 +14,12 @@ import grpc
 import grpc.aio
 
 from prefixmesh.client import calls
-from prefixmesh.client.answer import Answer, AnswerBuilder, Started, TextDelta
+from prefixmesh.client.answer import Answer, Started, TextDelta
+from prefixmesh.client.answer_builder import AnswerBuilder
 from prefixmesh.client.calls import GenerateOptions, ServedModel
 from prefixmesh.client.checks import PromptLike
-from prefixmesh.client.target import Target, make_target
+from prefixmesh.client.fork import ContinuationLike, plan_forks
+from prefixmesh.client.target import Target, TimeLeft, make_target
 from prefixmesh.errors import CancelledError, InvalidRequestError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1.inference_pb2_grpc import InferenceStub
@@ -81,7 +84,26 @@ class AsyncClient:
         stub = self._stub()
         sent_at_s = time.monotonic()
         call = stub.Generate(request, timeout=deadline_s, metadata=self._target.metadata)
-        return AsyncStream(call, self._target, AnswerBuilder(sent_at_s, calls.first_position(request)))
+        return AsyncStream(call, self._target, calls.begin_answer(request, sent_at_s))
+
+    async def fork(
+        self,
+        context: PromptLike,
+        continuations: Sequence[ContinuationLike],
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Answer]:
+        """An answer to each of ``continuations`` of one ``context``, in their order, at the same time; see ``Client.fork``."""
+        first, *rest = plan_forks(context, continuations, options)
+        time_left = TimeLeft(self._target.timeout_s(timeout_s), time.monotonic)
+        async with AsyncExitStack() as stack:
+            streams = [await stack.enter_async_context(self.stream(first, timeout_s=time_left(), **options))]
+            await anext(streams[0], None)
+            for prompt in rest:
+                stream = self.stream(prompt, timeout_s=time_left(), **options)
+                streams.append(await stack.enter_async_context(stream))
+            return await _collect(streams)
 
     async def abort(self, request_id: str, *, timeout_s: float | None = None) -> None:
         """Stop a request of the same tenant by the id its ``Started`` carried; unknown and ended ids are no error."""
@@ -180,6 +202,17 @@ class AsyncStream:
             return None
         message: pb.GenerateResponse = response
         return message
+
+
+async def _collect(streams: Sequence[AsyncStream]) -> list[Answer]:
+    """Read several streams at the same time; the first error ends all of them."""
+    reading = [asyncio.create_task(stream.collect()) for stream in streams]
+    try:
+        return await asyncio.gather(*reading)
+    finally:
+        for one in reading:
+            one.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
 
 
 def _cancellation(error: asyncio.CancelledError) -> BaseException:

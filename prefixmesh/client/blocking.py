@@ -4,17 +4,21 @@ Only the transport is here: what is sent and what comes back is in ``calls`` and
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 
 from prefixmesh.client import calls
-from prefixmesh.client.answer import Answer, AnswerBuilder, Started, TextDelta
+from prefixmesh.client.answer import Answer, Started, TextDelta
+from prefixmesh.client.answer_builder import AnswerBuilder
 from prefixmesh.client.calls import GenerateOptions, ServedModel
 from prefixmesh.client.checks import PromptLike
-from prefixmesh.client.target import Target, make_target
+from prefixmesh.client.fork import ContinuationLike, plan_forks
+from prefixmesh.client.target import Target, TimeLeft, make_target
 from prefixmesh.errors import InvalidRequestError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1.inference_pb2_grpc import InferenceStub
@@ -27,7 +31,7 @@ _make_stub: Any = InferenceStub  # generated without types
 class Client:
     """Calls a router or a worker; the same calls work on both.
 
-    ``generate`` (an answer), ``stream`` (an answer as it comes), ``abort``, ``tokenize``, ``list_models``, ``close``. Every call
+    ``generate`` (an answer), ``stream`` (an answer as it comes), ``fork`` (several ways to go on from one context), ``abort``, ``tokenize``, ``list_models``, ``close``. Every call
     raises errors of ``prefixmesh.errors``, and InvalidRequestError before anything is sent.
     """
 
@@ -86,7 +90,35 @@ class Client:
         self._check_open()
         sent_at_s = time.monotonic()
         call = self._stub.Generate(request, timeout=deadline_s, metadata=self._target.metadata)
-        return Stream(call, self._target, AnswerBuilder(sent_at_s, calls.first_position(request)))
+        return Stream(call, self._target, calls.begin_answer(request, sent_at_s))
+
+    def fork(
+        self,
+        context: PromptLike,
+        continuations: Sequence[ContinuationLike],
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Answer]:
+        """An answer to each of ``continuations`` of one ``context``, in their order, at the same time; the context is computed once.
+
+        A fork is what ``generate`` would answer to context and continuation as one prompt: text goes on after text, a message, several or
+        a user's text after a chat, ids after ids. The first is sent alone and the others once its first token is there, so that all
+        find the context in the cache where the first one lies. On a worker that is certain, as far as its cache has room. A router
+        knows by then which worker has the context, and sends a fork elsewhere only where waiting there would cost more than to
+        compute the context anew; what must stay on one worker whatever happens is ``branches`` of one prompt.
+
+        ``timeout_s`` bounds all together. An error of one fork is the call's, and ends the others. ``resumed_output`` is refused.
+        """
+        first, *rest = plan_forks(context, continuations, options)
+        time_left = TimeLeft(self._target.timeout_s(timeout_s), time.monotonic)
+        with ExitStack() as stack:
+            streams = [stack.enter_context(self.stream(first, timeout_s=time_left(), **options))]
+            next(streams[0], None)
+            for prompt in rest:
+                stream = self.stream(prompt, timeout_s=time_left(), **options)
+                streams.append(stack.enter_context(stream))
+            return _collect(streams)
 
     def abort(self, request_id: str, *, timeout_s: float | None = None) -> None:
         """Stop a request of the same tenant by the id its ``Started`` carried; unknown and ended ids are no error."""
@@ -178,3 +210,17 @@ class Stream:
         except grpc.RpcError as error:
             raise self._target.error(error) from error
         return response
+
+
+def _collect(streams: Sequence[Stream]) -> list[Answer]:
+    """Read several streams at the same time, a thread for each; the first error ends all of them."""
+    with ThreadPoolExecutor(len(streams), thread_name_prefix="prefixmesh-fork") as threads:
+        reading = [threads.submit(stream.collect) for stream in streams]
+        try:
+            ended, _ = wait(reading, return_when=FIRST_EXCEPTION)
+            for one in ended:
+                one.result()
+            return [one.result() for one in reading]
+        finally:
+            for stream in streams:
+                stream.cancel()

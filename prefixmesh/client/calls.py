@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypedDict
 
-from prefixmesh.client.answer import unpack_ids
+from prefixmesh.client.answer_builder import AnswerBuilder, unpack_ids
 from prefixmesh.client.checks import (
     PromptLike,
     check_bias,
@@ -87,6 +87,15 @@ class GenerateOptions(TypedDict, total=False):
     resumed_output: Sequence[int]
     """Ids that were generated already: the answer goes on after them, and holds only what is new."""
 
+    branches: int
+    """Answers to compute from the one prompt, all on one worker, each with its own randomness. 1 to 64; see ``Answer.branches``."""
+
+    priority: int
+    """Higher goes first where the worker schedules by priority; -100 to 100."""
+
+    queue_timeout_ms: int
+    """Give up (QueueTimeoutError) when the request has waited so long to be begun with; 0 leaves it to the worker's own limit."""
+
     model: str
     """Empty: the model that is served."""
 
@@ -133,6 +142,9 @@ def build_generate(
     json_schema: str | Mapping[str, Any] | None = None,
     regex: str | None = None,
     resumed_output: Sequence[int] = (),
+    branches: int = 1,
+    priority: int = 0,
+    queue_timeout_ms: int = 0,
     model: str = "",
     adapter: str = "",
     extra_key: str = "",
@@ -165,6 +177,9 @@ def build_generate(
         adapter=check_text("adapter", adapter),
         extra_key=check_text("extra_key", extra_key),
         resumed_output=check_ids("resumed_output", resumed_output),
+        branches=check_integer("branches", branches),
+        priority=check_integer("priority", priority),
+        queue_timeout_ms=check_integer("queue_timeout_ms", queue_timeout_ms),
         client_request_id=check_text("request_id", request_id),
     )
     message = codec.encode_generate(request)
@@ -172,9 +187,9 @@ def build_generate(
     return message
 
 
-def first_position(request: pb.GenerateRequest) -> int:
-    """Where in the answer the first new token stands."""
-    return count(request.resumed_output)
+def begin_answer(request: pb.GenerateRequest, sent_at_s: float) -> AnswerBuilder:
+    """What folds the responses to ``request``, which is sent at ``sent_at_s``."""
+    return AnswerBuilder(sent_at_s, count(request.resumed_output), max(1, request.branches))
 
 
 def build_tokenize(prompt: PromptLike, model: str) -> pb.TokenizeRequest:

@@ -32,7 +32,7 @@ def check_prompt(prompt: PromptLike) -> Prompt:
     if isinstance(prompt, TokenPrompt):
         return prompt
     if isinstance(prompt, ChatPrompt):
-        return _chat(prompt.messages)
+        return ChatPrompt(check_messages("chat.messages", prompt.messages))
     if isinstance(prompt, bytes | bytearray | Mapping) or not isinstance(prompt, Iterable):
         raise InvalidRequestError(
             "prompt", f"must be text, chat messages or token ids, got {type(prompt).__name__}"
@@ -40,7 +40,7 @@ def check_prompt(prompt: PromptLike) -> Prompt:
     items: Sequence[object] = tuple(cast("Iterable[object]", prompt))
     if items and isinstance(items[0], SupportsIndex):
         return TokenPrompt(check_ids("tokens.ids", items))
-    return _chat(items)
+    return ChatPrompt(check_messages("chat.messages", items))
 
 
 def check_integer(field: str, value: object) -> int:
@@ -99,10 +99,11 @@ def check_ids(field: str, items: Iterable[object]) -> bytes:
     return tokens.pack(ids)
 
 
-def _chat(items: Sequence[object]) -> ChatPrompt:
+def check_messages(name: str, items: Iterable[object]) -> tuple[ChatMessage, ...]:
+    """Chat messages; ``name`` is what the caller knows the sequence by."""
     messages: list[ChatMessage] = []
     for index, item in enumerate(items):
-        field = f"chat.messages[{index}]"
+        field = f"{name}[{index}]"
         if isinstance(item, ChatMessage):
             role, content = item.role, item.content
         elif isinstance(item, Mapping) and set(item) == {"role", "content"}:
@@ -112,4 +113,4 @@ def _chat(items: Sequence[object]) -> ChatPrompt:
         if role not in ROLES:
             raise InvalidRequestError(f"{field}.role", f"must be one of {', '.join(ROLES)}, got {role!r}")
         messages.append(ChatMessage(role, check_text(f"{field}.content", content)))
-    return ChatPrompt(tuple(messages))
+    return tuple(messages)

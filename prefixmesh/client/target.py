@@ -1,5 +1,6 @@
 """Where a client's calls go and who they come from: address, credentials, deadline, and what a failed call means."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -48,6 +49,23 @@ class Target:
                 f"nobody answers at {self.address} ({_cause(details)}); start a fleet with: prefixmesh up"
             )
         return UnavailableError(f"the connection to {self.address} broke: {details}")
+
+
+class TimeLeft:
+    """What is left of the time that several calls have together."""
+
+    def __init__(self, timeout_s: float | None, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ends_at_s = None if timeout_s is None else clock() + timeout_s
+
+    def __call__(self) -> float | None:
+        """Seconds that the next call may take; None without a bound. Raises DeadlineError when none are left."""
+        if self._ends_at_s is None:
+            return None
+        left_s = self._ends_at_s - self._clock()
+        if left_s <= 0:
+            raise DeadlineError("the timeout passed before all calls were sent")
+        return left_s
 
 
 def make_target(

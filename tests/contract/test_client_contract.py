@@ -46,6 +46,7 @@ class AnyClient(Protocol):
 
     async def generate(self, prompt: Any, **options: Any) -> Answer: ...
     async def stream(self, prompt: Any, **options: Any) -> AnyStream: ...
+    async def fork(self, context: Any, continuations: Any, **options: Any) -> list[Answer]: ...
     async def abort(self, request_id: str) -> None: ...
     async def tokenize(self, prompt: Any, **options: Any) -> tuple[int, ...]: ...
     async def list_models(self, **options: Any) -> tuple[ServedModel, ...]: ...
@@ -97,6 +98,9 @@ class BlockingClient:
     async def stream(self, prompt: Any, **options: Any) -> AnyStream:
         return BlockingStream(await asyncio.to_thread(self._client.stream, prompt, **options))
 
+    async def fork(self, context: Any, continuations: Any, **options: Any) -> list[Answer]:
+        return await asyncio.to_thread(self._client.fork, context, continuations, **options)
+
     async def abort(self, request_id: str) -> None:
         await asyncio.to_thread(self._client.abort, request_id)
 
@@ -147,6 +151,7 @@ class AwaitedClient:
     def __init__(self, *args: Any, **settings: Any) -> None:
         self._client = AsyncClient(*args, **settings)
         self.generate = self._client.generate
+        self.fork = self._client.fork
         self.abort = self._client.abort
         self.tokenize = self._client.tokenize
         self.list_models = self._client.list_models

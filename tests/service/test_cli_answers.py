@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from prefixmesh import errors, fleet_state
 from prefixmesh.cli.main import main
 from prefixmesh.fleet_state import FleetState
+from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.tokens import pack
 from tests.support.fake_inference import FakeInference, refusing_address
 
@@ -137,6 +138,19 @@ async def test_a_rule_of_the_wrong_form_is_a_usage_error(flags: str, problem: st
     assert problem in result.stderr
 
 
+async def test_generate_prints_every_branch_under_its_number(fake: FakeInference) -> None:
+    """Once all are complete, since they come mixed; the summary is one line, with what the cache saved."""
+    fake.saved = pb.PrefillSavings(linear=0.96, attention=0.92, total=0.951)
+    flags = "--branches 2 --priority -3 --queue-timeout-ms 1500"
+    result = await run("generate", "hi", "--address", fake.address, *flags.split())
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "[0]\nThe quick brown fox\n[1]\nThe quick brown fox\n"
+    summary = r"cached 1,152/1,204 prompt tokens · 95 % of prefill saved · worker-1 · first token \d+ ms\n"
+    assert_matches(summary, result.stderr)
+    (request,) = fake.requests
+    assert (request.branches, request.priority, request.queue_timeout_ms) == (2, -3, 1500)
+
+
 async def test_generate_raw_completes_plain_text_from_stdin(fake: FakeInference) -> None:
     """``-`` reads the prompt; ``--raw`` sends it as it stands, line end and all."""
     result = await run("generate", "--raw", "-", "--address", fake.address, stdin="Once upon é\n")
@@ -150,6 +164,7 @@ async def test_generate_json_prints_one_object(fake: FakeInference) -> None:
     data = json.loads(result.stdout)
     assert data["text"] == "The quick brown fox"
     assert (data["cached_tokens"], data["prompt_tokens"]) == (1152, 1204)
+    assert [branch["text"] for branch in data["branches"]] == ["The quick brown fox"]
     assert result.stderr == ""
 
 
@@ -176,6 +191,9 @@ async def test_remembered_fleet_is_the_default(fake: FakeInference) -> None:
         (["generate", "hi", "--max-tokens", "-1"], b"", "sampling.max_tokens: must be at least 0"),
         (["generate", "hi", "--temperature", "nan"], b"", "sampling.temperature"),
         (["generate", "hi", "--timeout", "0"], b"", "timeout_s"),
+        (["generate", "hi", "--branches", "0"], b"", "branches: must be at least 1 and at most 64"),
+        (["generate", "hi", "--branches", "2", "--resumed-output", "5"], b"", "branches: must be 1"),
+        (["chat", "--priority", "101"], b"hi\n", "priority: must be"),
         (["generate", ""], b"", "PROMPT is empty"),
         (["generate", "-"], b"", "PROMPT is empty"),
         (["generate", "-"], b"\xff", "stdin: must be valid UTF-8"),

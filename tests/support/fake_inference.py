@@ -1,12 +1,12 @@
 """An Inference server without a model, for tests of callers: it answers what it is told and remembers what it was asked.
 
-Its answer to a prompt is ``words``, one token and one delta each. Everything else is a knob: hold still after some deltas, fail,
+Its answer to a prompt is ``words``, one token and one delta each; every branch says them, in turns. Everything else is a knob: hold still after some deltas, fail,
 end too early, send odd pieces.
 """
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -31,11 +31,18 @@ class FakeInference:
     words: tuple[str, ...] = ("The", " quick", " brown", " fox")
     prompt_tokens: int = 1204
     cached_tokens: int = 1152
+    reason: pb.FinishReason = pb.FINISH_REASON_STOP
+    saved: pb.PrefillSavings | None = None
+    """What it tells of the prefill that the cache saved; nothing, as servers of an earlier version, when None."""
+
     hold_after: int | None = None
     """After this many deltas the answer stands still until the call is cancelled."""
 
     error: PrefixmeshError | None = None
     """Raised in place of ``Finished``, or at once by the unary calls."""
+
+    error_for: Callable[[pb.GenerateRequest], PrefixmeshError | None] = lambda request: None
+    """What one request is refused with at once."""
 
     events: tuple[pb.GenerateResponse, ...] | None = None
     """Sent in place of the usual answer."""
@@ -72,8 +79,11 @@ class FakeInference:
     ) -> AsyncIterator[pb.GenerateResponse]:
         self.requests.append(request)
         self._remember(context)
+        refusal = self.error_for(request)
+        if refusal is not None:
+            raise refusal
         try:
-            async for response in self._answer():
+            async for response in self._answer(max(1, request.branches)):
                 yield response
         except asyncio.CancelledError:
             self.cancelled.set()
@@ -96,7 +106,7 @@ class FakeInference:
         model = pb.Model(name=MODEL, revision="r1", context_length=CONTEXT_LENGTH, adapters=["poet"])
         return pb.ListModelsResponse(models=[model])
 
-    async def _answer(self) -> AsyncIterator[pb.GenerateResponse]:
+    async def _answer(self, branches: int) -> AsyncIterator[pb.GenerateResponse]:
         if self.events is not None:
             for event in self.events:
                 yield event
@@ -107,10 +117,20 @@ class FakeInference:
             if position == self.hold_after:
                 self.holding.set()
                 await asyncio.Event().wait()
-            yield delta(position, word)
+            for branch in range(branches):
+                yield delta(position, word, branch=branch)
+        for branch in range(branches if branches > 1 else 0):
+            ended = pb.BranchEnded(branch=branch, reason=self.reason, completion_tokens=len(self.words))
+            yield pb.GenerateResponse(branch_ended=ended)
         if self.error is not None:
             raise self.error
-        yield finished(len(self.words), prompt_tokens=self.prompt_tokens, cached_tokens=cached)
+        yield finished(
+            branches * len(self.words),
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=cached,
+            reason=self.reason,
+            saved=self.saved,
+        )
 
     def _remember(self, context: AnyContext) -> None:
         self.metadata.append(dict(context.invocation_metadata() or ()))
@@ -142,10 +162,10 @@ def started(
     )
 
 
-def delta(position: int, text: str, *token_ids: int) -> pb.GenerateResponse:
+def delta(position: int, text: str, *token_ids: int, branch: int = 0) -> pb.GenerateResponse:
     """A ``Delta``; its one token is ``100 + position`` unless others are given."""
     packed = tokens.pack(token_ids or (100 + position,))
-    return pb.GenerateResponse(delta=pb.Delta(position=position, token_ids=packed, text=text))
+    return pb.GenerateResponse(delta=pb.Delta(position=position, token_ids=packed, text=text, branch=branch))
 
 
 def finished(
@@ -154,6 +174,7 @@ def finished(
     prompt_tokens: int = 4,
     cached_tokens: pb.CachedTokens | None = None,
     reason: pb.FinishReason = pb.FINISH_REASON_STOP,
+    saved: pb.PrefillSavings | None = None,
 ) -> pb.GenerateResponse:
     """A ``Finished``."""
     return pb.GenerateResponse(
@@ -164,6 +185,7 @@ def finished(
                 cached_tokens=cached_tokens,
                 completion_tokens=completion_tokens,
                 retokenized_tokens=3,
+                prefill_saved=saved,
             ),
             timings=pb.Timings(queued_ms=1.0, prefill_ms=20.0, first_token_ms=21.0, decode_ms=30.0),
         )

@@ -6,18 +6,19 @@ import pytest
 
 from prefixmesh.cli.failure import one_line
 from prefixmesh.cli.render import answer_as_dict, printable, summary_line
-from prefixmesh.client.answer import Answer, AnswerBuilder
+from prefixmesh.client.answer import Answer
+from prefixmesh.client.answer_builder import AnswerBuilder
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from tests.support.fake_inference import delta, finished, started
 
 
-def answer(*deltas: pb.GenerateResponse) -> Answer:
+def answer(*deltas: pb.GenerateResponse, saved: pb.PrefillSavings | None = None) -> Answer:
     builder = AnswerBuilder(sent_at_s=1.0)
     cached = pb.CachedTokens(device=1100, host=52)
     for response in (
         started(prompt_tokens=1204),
         *deltas,
-        finished(len(deltas), prompt_tokens=1204, cached_tokens=cached),
+        finished(len(deltas), prompt_tokens=1204, cached_tokens=cached, saved=saved),
     ):
         builder.add(response, now_s=1.0851)
     return builder.end()
@@ -29,6 +30,17 @@ def test_summary_line_names_cache_worker_and_first_token() -> None:
     assert summary_line(answer(delta(0, "a"))) == line
 
 
+@pytest.mark.parametrize(
+    ("total", "told"),
+    [(0.0, ""), (0.004, ""), (0.934, " · 93 % of prefill saved"), (0.9999, " · 99 % of prefill saved")],
+)
+def test_summary_line_tells_what_was_saved_where_something_was(total: float, told: str) -> None:
+    """In whole percent, rounded down: never all of it, for one token is always computed."""
+    saved = pb.PrefillSavings(linear=1, attention=1, total=total)
+    line = f"cached 1,152/1,204 prompt tokens{told} · worker-1 · first token 85 ms"
+    assert summary_line(answer(delta(0, "a"), saved=saved)) == line
+
+
 def test_summary_line_of_an_answer_without_tokens() -> None:
     """There is no first-token time to show."""
     assert summary_line(answer()).endswith("· worker-1 · no token")
@@ -36,7 +48,8 @@ def test_summary_line_of_an_answer_without_tokens() -> None:
 
 def test_json_form_holds_the_answers_figures() -> None:
     """Plain JSON values, times in milliseconds, the sum of cached tokens and its tiers."""
-    data = json.loads(json.dumps(answer_as_dict(answer(delta(0, "hé", 7, 8)))))
+    saved = pb.PrefillSavings(linear=0.5, attention=0.25, total=0.375)
+    data = json.loads(json.dumps(answer_as_dict(answer(delta(0, "hé", 7, 8), saved=saved))))
     assert data["text"] == "hé"
     assert data["token_ids"] == [7, 8]
     assert data["cached_tokens"] == 1152
@@ -45,6 +58,8 @@ def test_json_form_holds_the_answers_figures() -> None:
     assert data["worker_timings"]["prefill_ms"] == 20.0
     assert data["routing"]["policy"] == "cost"
     assert (data["worker_id"], data["seed"], data["finish_reason"]) == ("worker-1", 7, "stop")
+    assert data["prefill_saved"] == {"linear": 0.5, "attention": 0.25, "total": 0.375}
+    assert [branch["text"] for branch in data["branches"]] == ["hé"]
 
 
 def test_control_characters_never_reach_the_terminal() -> None:

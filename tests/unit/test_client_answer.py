@@ -2,15 +2,16 @@
 
 import pytest
 
-from prefixmesh.client.answer import Answer, AnswerBuilder, TextDelta, TokenLogprobs
+from prefixmesh.client.answer import Answer, PrefillSavings, TextDelta, TokenLogprobs
+from prefixmesh.client.answer_builder import AnswerBuilder
 from prefixmesh.errors import InternalError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.tokens import pack
 from tests.support.fake_inference import delta, finished, started
 
 
-def fold(*responses: pb.GenerateResponse) -> Answer:
-    builder = AnswerBuilder(sent_at_s=0.0)
+def fold(*responses: pb.GenerateResponse, branches: int = 1) -> Answer:
+    builder = AnswerBuilder(sent_at_s=0.0, branches=branches)
     for response in responses:
         builder.add(response, now_s=0.0)
     return builder.end()
@@ -101,6 +102,70 @@ def test_broken_order_is_an_error_and_never_a_wrong_answer(responses: list[pb.Ge
         builder.add(response, now_s=0.0)
     with pytest.raises(InternalError):
         builder.add(responses[-1], now_s=0.0)
+
+
+def branch_ended(branch: int, reason: pb.FinishReason = pb.FINISH_REASON_STOP) -> pb.GenerateResponse:
+    return pb.GenerateResponse(branch_ended=pb.BranchEnded(branch=branch, reason=reason, completion_tokens=1))
+
+
+def test_branches_are_folded_apart() -> None:
+    """Each has its own positions, text and end; the first one's are the answer's own; the sum of tokens is the call's."""
+    answer = fold(
+        started(),
+        delta(0, "a", 1, branch=1),
+        delta(0, "x", 2, branch=0),
+        delta(1, "b", 3, branch=1),
+        branch_ended(1, pb.FINISH_REASON_LENGTH),
+        branch_ended(2),
+        delta(1, "y", 4, branch=0),
+        branch_ended(0),
+        finished(4),
+        branches=3,
+    )
+    assert [branch.text for branch in answer.branches] == ["xy", "ab", ""]
+    assert [branch.token_ids for branch in answer.branches] == [(2, 4), (1, 3), ()]
+    assert [branch.finish_reason for branch in answer.branches] == ["stop", "length", "stop"]
+    assert (answer.text, answer.token_ids, answer.finish_reason) == ("xy", (2, 4), "stop")
+    assert answer.completion_tokens == 4
+
+
+def test_a_branchs_delta_says_whose_it_is() -> None:
+    builder = AnswerBuilder(0.0, branches=2)
+    builder.add(started(), 0.0)
+    assert builder.add(delta(0, "hi", 5, branch=1), 0.0) == TextDelta("hi", (5,), 0, (), 1)
+
+
+@pytest.mark.parametrize(
+    "responses",
+    [
+        [delta(0, "a", branch=2)],
+        [delta(0, "a", branch=-1)],
+        [branch_ended(0), branch_ended(0)],
+        [branch_ended(0), delta(0, "a", branch=0)],
+        [branch_ended(0), finished(0)],
+        [delta(0, "a"), finished(1)],
+    ],
+    ids=[
+        "unknown",
+        "negative",
+        "ended twice",
+        "on after its end",
+        "one without an end",
+        "a server without branches",
+    ],
+)
+def test_branches_that_do_not_add_up_are_an_error(responses: list[pb.GenerateResponse]) -> None:
+    """Also where a server of an earlier version answers once: that is not what was asked for."""
+    with pytest.raises(InternalError, match="branch"):
+        fold(started(), *responses, branches=2)
+
+
+def test_savings_are_told_where_the_server_tells_them() -> None:
+    """An older one does not, and nothing is made up."""
+    saved = pb.PrefillSavings(linear=0.5, attention=0.25, total=0.375)
+    told = fold(started(), finished(0, saved=saved)).prefill_saved
+    assert told == PrefillSavings(linear=0.5, attention=0.25, total=0.375)
+    assert fold(started(), finished(0)).prefill_saved is None
 
 
 @pytest.mark.parametrize("responses", [[], [started()], [started(), delta(0, "a")]])

@@ -66,6 +66,9 @@ def test_options_arrive_as_given() -> None:
             logprobs=0,
             json_schema={"type": "integer"},
             resumed_output=np.array([3, 4]),  # type: ignore[arg-type]
+            branches=1,
+            priority=-5,
+            queue_timeout_ms=250,
             model="m",
             adapter="a",
             extra_key="k",
@@ -91,6 +94,8 @@ def test_options_arrive_as_given() -> None:
     )
     assert (request.model, request.adapter, request.extra_key) == ("m", "a", "k")
     assert request.client_request_id == "r"
+    assert (request.branches, request.priority, request.queue_timeout_ms) == (1, -5, 250)
+    assert codec.decode_generate(build_generate("hi", branches=3)).branches == 3
     assert request.resumed_output == pack([3, 4])
 
 
@@ -131,6 +136,14 @@ def test_options_arrive_as_given() -> None:
         ({"resumed_output": [-1]}, "resumed_output"),
         ({"resumed_output": [2**32]}, "resumed_output"),
         ({"resumed_output": "abc"}, "resumed_output"),
+        ({"branches": 0}, "branches"),
+        ({"branches": 65}, "branches"),
+        ({"branches": 2.0}, "branches"),
+        ({"branches": 2, "resumed_output": [1]}, "branches"),
+        ({"priority": 101}, "priority"),
+        ({"priority": "high"}, "priority"),
+        ({"queue_timeout_ms": -1}, "queue_timeout_ms"),
+        ({"queue_timeout_ms": 0.5}, "queue_timeout_ms"),
         ({"extra_key": "k" * 1025}, "extra_key"),
         ({"extra_key": "\udcff"}, "extra_key"),
         ({"request_id": "r" * 257}, "request_id"),
