@@ -1,142 +1,222 @@
 """Who waits, and who is next: the bounded queue before the batch. Pure.
 
-Two lines: *resuming* requests (preempted; always first, in the order in which they arrived) and *waiting* ones. Among the
-waiting, ``fcfs`` takes the oldest; ``lpm`` the one with the longest cached prefix, because it costs least and uses the cache
-while it is there. Under ``lpm`` nobody is passed over more than ``MAX_PASSED_OVER`` times.
+Two kinds wait: *resuming* requests (preempted; always first, in the order in which they arrived) and those that were never
+admitted, in one line, or under ``priority`` in one line for each priority. Of a line
+
+* ``fcfs`` takes the oldest;
+* ``lpm`` and ``priority`` take the one with the longest cached prefix, because it costs least and uses the cache while it is
+  there; but at most ``max_passed_over`` later arrivals of its line go before anyone (F56).
+
+``priority`` asks the highest line first, and gives every so many admissions one turn to the oldest request of all. Whoever shares
+a prefix with a prompt that is being computed is held until it is there; and when its turn has come, those after it wait with it.
 """
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from prefixmesh.config import SchedulePolicy
-from prefixmesh.worker.request import Request
+from prefixmesh.worker.prompt_order import PromptOrder, Role
+from prefixmesh.worker.queue_deadlines import QueueDeadlines
+from prefixmesh.worker.request import Phase, Request
+from prefixmesh.worker.waiting_line import WaitingLine
 
-MAX_PASSED_OVER: Final = 32
-"""A request that this many later arrivals overtook goes next whatever is cached (F56). Large enough that a burst with one
-shared prefix runs together, small enough that a cold request waits for tens of admissions, not thousands."""
+ONE_LINE: Final = 0
 
-LPM_WINDOW: Final = 64
-"""Only the oldest so many are compared: a probe of the cache costs time in the length of the prompt, and every step pays."""
+MAX_LOOKS: Final = 16
+"""Looks into the cache for one choice. What is thought to be cached is mostly right, and each look that finds less corrects all
+who share it; after so many the best guess is taken, for a step must not wait for a whole queue of looks."""
 
-FIRST_LOOK_TOKENS: Final = 32
-"""Two prompts that differ mostly do so early: looked at before the whole is compared."""
+MAX_SKIPPED: Final = 8
+"""Candidates of one step that cannot start now and are left aside for others behind them."""
 
 
 class AdmissionQueue:
-    """The bounded waiting queue. All methods O(1) but ``open_round``."""
+    """The bounded waiting queue."""
 
-    def __init__(self, policy: SchedulePolicy, max_queued: int) -> None:
-        self._policy: SchedulePolicy = policy
+    def __init__(
+        self,
+        policy: SchedulePolicy,
+        *,
+        max_queued: int,
+        max_passed_over: int,
+        page_size: int,
+        peek: Callable[[Request], int],
+    ) -> None:
+        """``peek`` tells how many tokens of a request are cached now."""
+        self.policy: SchedulePolicy = policy
+        self.max_passed_over = max_passed_over
+        self.peek = peek
+        self.order = PromptOrder(page_size)
+        self.lines: dict[int, WaitingLine] = {}
+        """By priority under ``priority``, else one; none is empty."""
+
+        self.resuming: dict[int, Request] = {}
         self._max_queued = max_queued
-        self._waiting: dict[str, Request] = {}
-        self._resuming: dict[str, Request] = {}
+        self._waiting: dict[int, Request] = {}
+        self._deadlines = QueueDeadlines()
+        self._arrivals = 0
+        self._turn = 0
+        """Admissions since the oldest of all became that."""
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._resuming)
+        return len(self._waiting) + len(self.resuming)
 
     @property
     def full(self) -> bool:
         """Whether one more is one too many. The preempted do not count: they were admitted once."""
         return len(self._waiting) >= self._max_queued
 
+    @property
+    def oldest(self) -> Request:
+        """Of those that were never admitted. Raises StopIteration when there is none."""
+        return next(iter(self._waiting.values()))
+
+    @property
+    def is_oldests_turn(self) -> bool:
+        """Whether the oldest of all goes next, whatever is cached and whoever matters more."""
+        return self.policy == "fcfs" or (self.policy == "priority" and self._turn >= self.max_passed_over)
+
     def add(self, request: Request) -> None:
-        """Queue a new request behind all others."""
-        self._waiting[request.request_id] = request
+        """Queue a new request behind all others. One look into the cache, and O(length log queue)."""
+        self._arrivals += 1
+        request.number = self._arrivals
+        self._waiting[request.number] = request
+        line = self._line_of(request)
+        self.lines.setdefault(line, WaitingLine()).add(request)
+        self.order.add(request, Role.WAITING, line, self.peek(request))
+        self._deadlines.add(request)
+        self._deadlines.forget_others(len(self._waiting))
 
     def put_back(self, request: Request) -> None:
         """Queue a preempted request before all that were never admitted."""
-        self._resuming[request.request_id] = request
+        request.phase = Phase.PREEMPTED
+        self.resuming[request.number] = request
+        self.order.remove(request)  # it may have been prefilling
+        self.order.add(request, Role.RESUMING, self._line_of(request), self.peek(request))
+
+    def admitted(self, request: Request) -> None:
+        """A request begins to prefill: those that arrived before it were passed over, and its relatives may wait for it."""
+        self.order.set_role(request, Role.PREFILLING)
+        if self.resuming.pop(request.number, None) is None:
+            self._leave(request, admitted=True)
 
     def remove(self, request: Request) -> None:
-        """Take a request out, admitted or aborted."""
-        self._waiting.pop(request.request_id, None)
-        self._resuming.pop(request.request_id, None)
+        """Forget a request that waits or prefills; nothing when it does neither."""
+        self.order.remove(request)
+        if self.resuming.pop(request.number, None) is None and request.number in self._waiting:
+            self._leave(request, admitted=False)
 
-    def open_round(self, peek: Callable[[Request], int]) -> "AdmissionRound":
-        """The candidates of one step. O(window), and one probe of the cache for each under ``lpm``."""
-        resuming = sorted(self._resuming.values(), key=lambda request: request.arrived_at)
-        window = list(itertools.islice(self._waiting.values(), LPM_WINDOW))
-        return AdmissionRound(self._policy, resuming, window, peek)
+    def take_expired(self, now: float) -> list[Request]:
+        """Those that have waited as long as they may, still queued. O(expired log queue)."""
+        return self._deadlines.take_expired(now)
+
+    def open_round(self, holders: Iterable[Request], hold_min_tokens: int) -> "AdmissionRound":
+        """The candidates of one step; ``holders`` prefill and will offer what they compute. O(queue) at numpy's speed."""
+        return AdmissionRound(self, holders, hold_min_tokens)
 
     def check_bounds(self) -> bool:
-        """Whether the queue is within its bound."""
-        return len(self._waiting) <= self._max_queued
+        """Whether the queue is within its bound and all its books agree. O(queue)."""
+        in_lines = sum(len(line) for line in self.lines.values())
+        rows = int((self.order.roles != Role.PREFILLING).sum())
+        return (
+            len(self._waiting) <= self._max_queued
+            and len(self._waiting) == in_lines
+            and rows == len(self)
+            and all(line.passed_over <= self.max_passed_over for line in self.lines.values())
+        )
 
     def requests(self) -> list[Request]:
         """All of them, resuming first."""
-        return [*self._resuming.values(), *self._waiting.values()]
+        return [*self.resuming.values(), *self._waiting.values()]
+
+    def _line_of(self, request: Request) -> int:
+        return request.priority if self.policy == "priority" else ONE_LINE
+
+    def _leave(self, request: Request, *, admitted: bool) -> None:
+        if request is self.oldest:
+            self._turn = 0
+        elif admitted:
+            self._turn += 1
+        del self._waiting[request.number]
+        name = self._line_of(request)
+        line = self.lines[name]
+        line.remove(request, admitted=admitted)
+        if not len(line):
+            del self.lines[name]
 
 
 class AdmissionRound:
-    """One step's order of admission; lengths found in the cache are asked once."""
+    """One step's choices. Between two of them nothing may leave the queue but what was admitted."""
 
-    def __init__(
-        self,
-        policy: SchedulePolicy,
-        resuming: list[Request],
-        window: list[Request],
-        peek: Callable[[Request], int],
-    ) -> None:
-        self._policy = policy
-        self._resuming = resuming
-        self._window = window
-        self._peek = peek
-        self._cached: dict[str, int] = {}
+    def __init__(self, queue: AdmissionQueue, holders: Iterable[Request], hold_min_tokens: int) -> None:
+        self._queue = queue
+        self._hold_min = hold_min_tokens
+        self._held = queue.order.held(holders, hold_min_tokens)
+        self._skipped = np.zeros(len(queue.order), dtype=np.bool_)
+        self._skips = 0
+        self._none_before = False
+        """Whether nobody may go before the candidate that was picked last."""
 
-    def pick(self, is_held: Callable[[Request, int], bool]) -> Request | None:
-        """The next candidate; None when nobody is left who may start now.
+    def pick(self) -> Request | None:
+        """The next candidate; None when nobody is left who may start now. It changes nothing but what is known of the cache."""
+        queue = self._queue
+        self._none_before = True
+        if queue.resuming:
+            return self._first_free(queue.resuming[number] for number in sorted(queue.resuming))
+        if not queue.lines:
+            return None
+        if queue.is_oldests_turn:
+            return self._first_free([queue.oldest])
+        for name in sorted(queue.lines, reverse=True):
+            line = queue.lines[name]
+            self._none_before = line.passed_over >= queue.max_passed_over
+            found = self._first_free([line.oldest]) if self._none_before else self._longest_cached(name)
+            if found is not None:
+                return found
+        return None
 
-        ``is_held(request, cached_tokens)`` says that it pays to wait for a prefix that another is computing. Under ``fcfs``
-        a held request holds those behind it too; one that was passed over too often is not held any longer.
-        """
-        if self._resuming:
-            return self._resuming[0]
-        for request in self._window:
-            if request.passed_over >= MAX_PASSED_OVER:
-                return request
-        if self._policy == "fcfs":
-            first = self._window[0] if self._window else None
-            return None if first is None or is_held(first, 0) else first
-        best: Request | None = None
-        longest = -1
-        for request in self._window:
-            cached = self._cached_tokens(request)
-            if cached > longest and not is_held(request, cached):
-                best, longest = request, cached
-        return best
+    def skip(self, request: Request) -> bool:
+        """Leave a candidate aside that cannot start now; False when nobody may go before it."""
+        self._skips += 1
+        if self._none_before or self._skips > MAX_SKIPPED:
+            return False
+        order = self._queue.order
+        row = order.row_of(request)
+        self._skipped[row] = True
+        # Those of lower priority do not take the pages that it waits for.
+        self._skipped[order.lines < order.lines[row]] = True
+        return True
 
     def took(self, request: Request) -> None:
-        """Record that ``request`` was admitted: those that arrived before it were passed over."""
-        if request in self._resuming:
-            self._resuming.remove(request)
-            return
-        for older in self._window:
-            if older is request:
+        """``request`` was admitted: its relatives may wait for it now."""
+        self._queue.admitted(request)
+        self._held |= self._queue.order.held([request], self._hold_min)
+
+    def _first_free(self, requests: Iterable[Request]) -> Request | None:
+        """The first that is not held."""
+        order = self._queue.order
+        return next((request for request in requests if not self._held[order.row_of(request)]), None)
+
+    def _longest_cached(self, line: int) -> Request | None:
+        order = self._queue.order
+        may_start = (order.lines == line) & (order.roles == Role.WAITING) & ~self._held & ~self._skipped
+        if not may_start.any():
+            return None
+        row = _best_row(order, may_start)
+        for _ in range(MAX_LOOKS):
+            cached = self._queue.peek(order.request_at(row))
+            if cached == order.cached[row]:
                 break
-            older.passed_over += 1
-        self._window.remove(request)
-
-    def _cached_tokens(self, request: Request) -> int:
-        found = self._cached.get(request.request_id)
-        if found is None:
-            found = self._cached[request.request_id] = self._peek(request)
-        return found
+            order.found(row, cached)
+            row = _best_row(order, may_start)
+        return order.request_at(row)
 
 
-def shared_tokens(one: Request, other: Request) -> int:
-    """Length of the common prefix of two requests' known tokens; 0 across namespaces. O(length), O(1) for most that differ."""
-    if one.namespace != other.namespace:
-        return 0
-    size = min(one.length, other.length)
-    start = min(size, FIRST_LOOK_TOKENS)
-    if not np.array_equal(one.ids[:start], other.ids[:start]):
-        return _first_difference(one, other, start)
-    return _first_difference(one, other, size)
-
-
-def _first_difference(one: Request, other: Request, size: int) -> int:
-    differing = np.flatnonzero(one.ids[:size] != other.ids[:size])
-    return int(differing[0]) if len(differing) else size
+def _best_row(order: PromptOrder, may_start: npt.NDArray[np.bool_]) -> int:
+    """The longest cached, and of several the oldest."""
+    lengths = np.where(may_start, order.cached, -1)
+    best = np.flatnonzero(lengths == lengths.max())
+    return int(best[order.numbers[best].argmin()])

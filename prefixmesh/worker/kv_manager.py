@@ -7,6 +7,7 @@ A page belongs to the allocator's free list, to the prefix cache, or to one requ
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,18 @@ from prefixmesh.cache.misses import last_fingerprint
 from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.errors import DoubleReleaseError, InternalError, InvariantError
+from prefixmesh.tokens import TOKEN_BYTES
 from prefixmesh.worker.request import Request
+
+
+class HeldAlone(NamedTuple):
+    """What one request holds and nobody else does."""
+
+    pages: int
+    """Pages that could be had if it gave up all."""
+
+    computed_tokens: int
+    """Tokens whose KV is complete in them."""
 
 
 class KvManager:
@@ -31,6 +43,9 @@ class KvManager:
         self._flushes = 0
         self.receipts_out = 0
         """Locks that requests hold."""
+
+        self.running_pages = 0
+        """Pages in the page tables of the requests that hold locks, each as often as it stands there."""
 
     @property
     def total_pages(self) -> int:
@@ -97,6 +112,7 @@ class KvManager:
         request.page_table[matched_pages:wanted] = fresh
         request.shared_pages = matched_pages
         request.pages = wanted
+        self.running_pages += wanted
         request.matched_tokens = request.computed = match.matched_tokens
         request.admitted_after_flushes = self._flushes
         return True
@@ -111,6 +127,7 @@ class KvManager:
         for request, page in zip(requests, fresh.tolist(), strict=True):
             request.page_table[request.pages] = page
             request.pages += 1
+        self.running_pages += len(requests)
         return True
 
     def commit(self, request: Request, now: float) -> None:
@@ -147,6 +164,7 @@ class KvManager:
         if keep:
             self.commit(request, now)
         private = request.page_table[request.shared_pages : request.pages].copy()
+        self.running_pages -= request.pages
         request.pages = request.shared_pages = request.computed = 0
         self._release_receipt(request)
         if len(private):
@@ -157,6 +175,23 @@ class KvManager:
         shared or not, enters the cache again."""
         self._cache.flush()
         self._flushes += 1
+
+    def offers(self, request: Request) -> bool:
+        """Whether what a running request computes enters the cache; after a flush it does not."""
+        return request.admitted_after_flushes == self._flushes
+
+    def held_alone(self, request: Request) -> HeldAlone:
+        """What nobody else would keep if a running request gave up everything: its private pages, and those of its cached prefix
+        that its lock alone protects. O(depth)."""
+        pages = request.private_pages
+        tokens = request.computed - request.shared_pages * self.page_size
+        node = None if request.receipt is None else request.receipt.node
+        # Locks are counted along the path, so whoever holds part of it holds all before that part.
+        while node is not None and node.lock_ref == 1:
+            pages += len(node.value)
+            tokens += len(node.key) // TOKEN_BYTES
+            node = node.parent
+        return HeldAlone(pages, tokens)
 
     def check_invariants(self, private: PageIndices) -> None:
         """The allocator's and the cache's own invariants, and that no ``private`` page is free. O(pool)."""

@@ -17,12 +17,16 @@ from prefixmesh.cache.base import PrefixCache
 from prefixmesh.cache.ledger import CacheLedger
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.errors import InvariantError
-from prefixmesh.worker.admission import AdmissionQueue, AdmissionRound, shared_tokens
+from prefixmesh.worker.admission import AdmissionQueue
+from prefixmesh.worker.admitter import Admitter
 from prefixmesh.worker.answer_grammar import AnswerGrammar
 from prefixmesh.worker.batch_plan import BatchPlan
+from prefixmesh.worker.decode_growth import grow_decoders
 from prefixmesh.worker.kv_manager import KvManager
 from prefixmesh.worker.messages import Admitted, EndReason, Event, Refused, Submit, TokenLogprobs, TokensOut
+from prefixmesh.worker.output_estimate import OutputEstimate
 from prefixmesh.worker.plan_builder import StepPart, build_plan
+from prefixmesh.worker.queue_deadlines import queue_deadline
 from prefixmesh.worker.refusals import find_refusal
 from prefixmesh.worker.request import Phase, Request
 from prefixmesh.worker.running_batch import RunningBatch
@@ -60,12 +64,20 @@ class Scheduler:
         self.ledger = CacheLedger()
         """What the prompts of all requests found in the cache, each counted at its first admission."""
 
-        self._queue = AdmissionQueue(config.schedule_policy, config.max_queued_requests)
+        self._queue = AdmissionQueue(
+            config.schedule_policy,
+            max_queued=config.max_queued_requests,
+            max_passed_over=config.max_passed_over,
+            page_size=self.kv.page_size,
+            peek=self.kv.peek,
+        )
         self._batch = RunningBatch()
+        self.estimate = OutputEstimate(config.decode_room_tokens)
+        """How long answers become."""
+
+        self._admitter = Admitter(config, self.kv, self._batch, self._queue, self.estimate)
         self._requests: dict[str, Request] = {}
         self._events: list[Event] = []
-        self._pages_short = False
-        """An admission failed for want of pages; asking again is idle until something is released."""
 
     @property
     def token_limit(self) -> int:
@@ -102,11 +114,16 @@ class Scheduler:
             self._events.append(refusal)
             return
         request = Request.from_submit(
-            command, page_size=self.kv.page_size, ledger=self.ledger, now=now, grammar=grammar
+            command,
+            page_size=self.kv.page_size,
+            ledger=self.ledger,
+            now=now,
+            grammar=grammar,
+            queue_deadline=queue_deadline(now, command.queue_timeout_s, self._config.queue_timeout_s),
         )
         self._requests[request.request_id] = request
         self._queue.add(request)
-        self._pages_short = False  # it may need fewer pages than whoever was asked last
+        self._admitter.may_fit_now()  # it may need fewer pages than whoever was asked last
 
     def abort(self, request_id: str, now: float) -> None:
         """End a request in whatever phase it is; unknown and ended ones are ignored. What it computed stays cached."""
@@ -116,18 +133,18 @@ class Scheduler:
 
     def next_step(self, now: float) -> Step | None:
         """Decide the next step; None when there is nothing to compute. Every running request is in it at most once, and a
-        decoding one always. Cost O(running + window probes)."""
-        preempted = self._grow_decoders(now)
+        decoding one always. Cost O(running), and what ``Admitter.admit`` says while there is room."""
+        for request in self._queue.take_expired(now):
+            self._end(request, "queue_timeout", now)
+        if not self._grow(now):
+            # Right after a preemption nobody is admitted: the pages just freed are for those who were short.
+            self._admit(now)
         parts = [StepPart(request, 1, True) for request in self._batch.decoding]
         decoding = len(parts)
-        budget = self._config.step_tokens
-        for request in self._batch.prefilling:
-            if budget <= 0:
-                break
-            budget -= self._add_prefill(request, budget, parts)
-        if not preempted:
-            # Right after a preemption nobody is admitted: the pages just freed are for those who were short.
-            self._admit(budget, parts, now)
+        for request, size in zip(self._batch.prefilling, self._admitter.prefill_sizes(), strict=True):
+            if size:
+                is_last = request.computed + size == request.length
+                parts.append(StepPart(request, size, is_last and request.wants_token))
         if not parts:
             return None
         return Step(
@@ -159,8 +176,9 @@ class Scheduler:
                 continue
             request.computed += new_tokens
             if request.phase is Phase.PREFILLING:
-                self.kv.commit(request, now)
+                self._commit(request, now)
                 if request.computed == request.length:
+                    self._queue.remove(request)
                     self._batch.start_decoding(request)
             if samples:
                 self._take_token(request, next_tokens[index], now, logprobs.get(index))
@@ -177,7 +195,8 @@ class Scheduler:
     def flush(self) -> None:
         """Empty the prefix cache; running requests go on."""
         self.kv.flush()
-        self._pages_short = False
+        self._queue.order.forget_cached()
+        self._admitter.may_fit_now()
 
     def _refusal(self, command: Submit) -> Refused | None:
         if command.request_id in self._requests:
@@ -188,89 +207,46 @@ class Scheduler:
             return Refused(request_id=command.request_id, field="", problem=problem)
         return refusal
 
-    def _grow_decoders(self, now: float) -> bool:
-        """A page for every decoding request that stands at a page's end; returns whether that took a preemption."""
-        preempted = False
-        page_size = self.kv.page_size
-        short = [request for request in self._batch.decoding if request.computed == request.pages * page_size]
-        while not self.kv.extend(short):
-            victim = min(reversed(list(self._batch)), key=_loss)
-            self._preempt(victim, now)
-            preempted = True
-            if victim in short:
-                short.remove(victim)
-        return preempted
+    def _grow(self, now: float) -> bool:
+        """Room for the decoding requests' next tokens; returns whether that took a preemption."""
+        before = len(self._batch)
+        by_priority = self._config.schedule_policy == "priority"
+        grown = grow_decoders(
+            self._batch, self.kv, lambda victim: self._preempt(victim, now), by_priority=by_priority
+        )
+        for request in grown:
+            if request.pages > request.promised_pages:
+                self._admitter.promise(request)
+        return len(self._batch) < before
 
     def _preempt(self, request: Request, now: float) -> None:
-        self.kv.release(request, keep=True, now=now)
-        self._batch.remove(request)
-        request.phase = Phase.PREEMPTED
+        self._release(request, keep=True, now=now)
         self._queue.put_back(request)
-        self._pages_short = False
+        self.estimate.preempted()
 
-    def _add_prefill(self, request: Request, budget: int, parts: list[StepPart]) -> int:
-        remaining = request.length - request.computed
-        size = min(remaining, budget) if self._config.chunked_prefill_size else remaining
-        parts.append(StepPart(request, size, size == remaining and request.wants_token))
-        return size
+    def _admit(self, now: float) -> None:
+        while (admissions := self._admitter.admit(now)).roomless is not None:
+            # What the others' floors keep, nobody will give back.
+            self._end(admissions.roomless, "no_room", now, NO_ROOM)
+        for request in admissions.started:
+            if request.admitted_at is None:
+                request.admitted_at = now
+                self._events.append(_admitted(request, now))
 
-    def _admit(self, budget: int, parts: list[StepPart], now: float) -> None:
-        if not len(self._queue) or budget <= 0 or (self._pages_short and self._batch):
-            return
-        admissions: AdmissionRound | None = None
-        room = 0
-        while budget > 0 and len(self._batch) < self._config.max_running_requests and len(self._queue):
-            if admissions is None:
-                admissions = self._queue.open_round(self.kv.peek)
-                room = sum(self._growth_pages(running) for running in self._batch)
-            request = admissions.pick(self._is_held)
-            if request is None:
-                return
-            growth = self._growth_pages(request)
-            if not self.kv.admit(request, room + growth, now):
-                self._pages_short = True
-                if self._batch:
-                    return
-                # Alone in the pool and no room: what the others' floors keep, nobody will give back.
-                self._end(request, "no_room", now, NO_ROOM)
-                admissions.took(request)
-                continue
-            admissions.took(request)
-            room += growth
-            self._start(request, now)
-            budget -= self._add_prefill(request, budget, parts)
+    def _commit(self, request: Request, now: float) -> None:
+        """Offer to others what is complete, and tell the queue, where some may wait for it."""
+        page_size, before = self.kv.page_size, request.shared_pages
+        self.kv.commit(request, now)
+        if request.shared_pages > before:
+            self._queue.order.offered(request, before * page_size, request.shared_pages * page_size)
 
-    def _start(self, request: Request, now: float) -> None:
-        self._queue.remove(request)
-        self._batch.add(request)
-        if request.admitted_at is not None:
-            return
-        request.admitted_at = now
-        self._events.append(
-            Admitted(
-                request_id=request.request_id,
-                cached_tokens=min(request.matched_tokens, request.prompt_tokens),
-                queued_ms=(now - request.arrived_at) * _MS_PER_S,
-            )
-        )
-
-    def _is_held(self, candidate: Request, cached_tokens: int) -> bool:
-        """Whether a running prefill will soon offer much of what the candidate would compute itself. It is bounded: a prefill
-        advances in every step that has budget, and ``MAX_PASSED_OVER`` ends it for those whom others overtake."""
-        if not self._config.shares_prefixes:
-            return False
-        worth = self._config.hold_min_tokens
-        for other in self._batch.prefilling:
-            if other.length - other.computed >= worth:
-                shared = min(shared_tokens(candidate, other), candidate.length - 1)
-                if shared - max(other.computed, cached_tokens) >= worth:
-                    return True
-        return False
-
-    def _growth_pages(self, request: Request) -> int:
-        """Pages that a request will want soon, beyond those it owns or, while it waits, those for its known tokens."""
-        soon = min(request.length + self._config.decode_room_tokens, len(request.ids))
-        return max(0, self.kv.pages_for(soon) - (request.pages or self.kv.pages_for(request.length)))
+    def _release(self, request: Request, *, keep: bool, now: float) -> None:
+        """Take a running request out of the batch; with ``keep`` all that it computed stays cached."""
+        if keep:
+            self._commit(request, now)
+        self.kv.release(request, keep=keep, now=now)
+        self._batch.remove(request)
+        self._admitter.may_fit_now()
 
     def _take_token(
         self, request: Request, token_id: int, now: float, logprobs: TokenLogprobs | None
@@ -303,13 +279,14 @@ class Scheduler:
     def _end(self, request: Request, reason: EndReason, now: float, error: str = "") -> None:
         if request.phase in (Phase.PREFILLING, Phase.DECODING):
             # What failed may be wrong: only what was complete before is kept then.
-            self.kv.release(request, keep=reason != "failed", now=now)
-            self._batch.remove(request)
-        else:
-            self._queue.remove(request)
+            self._release(request, keep=reason != "failed", now=now)
+        self._queue.remove(request)
+        if request.admitted_at is not None and request.max_tokens:
+            # An abort counts as an end like any other: a stop string is one, and so is a caller who has read enough.
+            self.estimate.ended(request.output_tokens, by_itself=reason in ("stop", "aborted"))
         request.phase = Phase.ENDED
         del self._requests[request.request_id]
-        self._pages_short = False
+        self._admitter.may_fit_now()
         self._events.append(request.ended_event(reason, now, error))
 
     def check_invariants(self) -> None:
@@ -333,6 +310,9 @@ class Scheduler:
         )
 
 
-def _loss(request: Request) -> int:
-    """Tokens that a preemption may lose: what the request computed itself, since what it found others hold as well."""
-    return request.computed - request.matched_tokens
+def _admitted(request: Request, now: float) -> Admitted:
+    return Admitted(
+        request_id=request.request_id,
+        cached_tokens=min(request.matched_tokens, request.prompt_tokens),
+        queued_ms=(now - request.arrived_at) * _MS_PER_S,
+    )

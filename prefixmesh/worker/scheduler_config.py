@@ -26,12 +26,24 @@ class SchedulerConfig:
     shares_prefixes: bool = True
     """False when the cache keeps nothing: then nobody waits for another one's prefix."""
 
-    hold_min_tokens: int = 32
-    """A request waits for another one's prefill when that will save it at least so many tokens; less is computed as fast."""
+    max_passed_over: int = 32
+    """At most so many later arrivals are admitted before a request of equal priority; and under ``priority`` the oldest of all goes
+    next after so many others."""
 
-    decode_room_tokens: int = 32
-    """An admission leaves every running request room to grow by so many tokens (or by what it may still generate): too little
-    preempts soon after, too much leaves the pool idle."""
+    queue_timeout_s: float = 0.0
+    """Most seconds that a request waits for its first admission; 0 is for ever."""
+
+    hold_min_tokens: int = 32
+    """A request waits for another one's prefill when that will save it at least so many tokens, or all that it could find; less is
+    computed as fast."""
+
+    decode_room_tokens: int | None = None
+    """Tokens that an admission leaves every running request to grow by; None learns from the answers that ended."""
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether a prompt may be computed over several steps."""
+        return self.chunked_prefill_size > 0
 
     @property
     def step_tokens(self) -> int:

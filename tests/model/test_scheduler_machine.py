@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from prefixmesh.cache.owners import Quota
-from prefixmesh.cache.radix_cache import RadixOptions
+from prefixmesh.cache.radix_cache import DEFAULT_OPTIONS, RadixOptions
 from prefixmesh.ids import Namespace
 from prefixmesh.worker.engine import EngineCore
 from prefixmesh.worker.messages import Admitted, Ended, Refused, TokensOut
@@ -88,7 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_queued=6,
             context_length=18,
             hold_min=hold_min,
-            **({"options": options} if kind == "radix" else {}),
+            options=options if kind == "radix" else DEFAULT_OPTIONS,
         )
         self.engine = EngineCore(info=ENGINE_INFO, scheduler=self.bench.scheduler, runner=self.bench.model)
         self.prompts: dict[str, tuple[list[int], int]] = {}

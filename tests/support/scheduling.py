@@ -64,6 +64,7 @@ def submit_command(
     stop_token_ids: tuple[int, ...] = (),
     owner: str = "",
     priority: int = 0,
+    queue_timeout_s: float = 0.0,
 ) -> Submit:
     return Submit(
         request_id=request_id,
@@ -72,6 +73,7 @@ def submit_command(
         sampling=greedy(max_tokens, stop_token_ids=stop_token_ids),
         owner=owner,
         priority=priority,
+        queue_timeout_s=queue_timeout_s,
     )
 
 
@@ -89,8 +91,10 @@ class Bench:
         max_running: int = 8,
         max_queued: int = 100,
         context_length: int = 1000,
-        decode_room: int = 4,
+        decode_room: int | None = 4,
         hold_min: int = 32,
+        max_passed_over: int = 32,
+        queue_timeout_s: float = 0.0,
         options: RadixOptions = DEFAULT_OPTIONS,
     ) -> None:
         self.allocator = PageAllocator(total_pages)
@@ -106,6 +110,8 @@ class Bench:
                 shares_prefixes=kind != "off",
                 decode_room_tokens=decode_room,
                 hold_min_tokens=hold_min,
+                max_passed_over=max_passed_over,
+                queue_timeout_s=queue_timeout_s,
             ),
             self.allocator,
             self.cache,
@@ -124,6 +130,7 @@ class Bench:
         stop_token_ids: tuple[int, ...] = (),
         owner: str = "",
         priority: int = 0,
+        queue_timeout_s: float = 0.0,
     ) -> None:
         command = submit_command(
             request_id,
@@ -133,6 +140,7 @@ class Bench:
             stop_token_ids=stop_token_ids,
             owner=owner,
             priority=priority,
+            queue_timeout_s=queue_timeout_s,
         )
         self.scheduler.submit(command, self._tick())
         self._after()

@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from prefixmesh.worker.admission import MAX_PASSED_OVER
 from prefixmesh.worker.messages import Admitted, Ended
 from prefixmesh.worker.request import Phase, Request
 from tests.support.fake_model import expected_output
@@ -94,16 +93,16 @@ def test_lpm_admits_the_longest_cached_prefix_first_and_fcfs_the_oldest() -> Non
 
 def test_a_cold_request_is_passed_over_at_most_so_often() -> None:
     """F56: hits keep arriving, and the cold one starts within the bound."""
-    bench = Bench(max_running=1, total_pages=64, max_queued=1000)
+    bench = Bench(max_running=1, total_pages=64, max_queued=1000, max_passed_over=5)
     bench.submit("base", [1, 2, 3, 4], max_tokens=0)
     bench.run()
     bench.submit("hot-first", [1, 2, 3, 4, 5], max_tokens=1)
     bench.submit("cold", [9, 9], max_tokens=1)
-    for i in range(3 * MAX_PASSED_OVER):
+    for i in range(20):
         bench.submit(f"hot{i}", [1, 2, 3, 4, 5], max_tokens=1)
         bench.step()
     place = admitted_order(bench).index("cold")
-    assert place == MAX_PASSED_OVER + 2, "after base, hot-first and the bound"
+    assert place == 5 + 2, "after base, hot-first and the bound"
 
 
 def test_a_held_request_is_not_held_beyond_the_bound() -> None:

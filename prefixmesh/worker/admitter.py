@@ -1,0 +1,124 @@
+"""Who of the waiting begins now: while there is a place, a share of the step, and pages enough for those who run to go on. Pure.
+
+The order is the queue's; this is whether there is room.
+"""
+
+import math
+from typing import NamedTuple
+
+from prefixmesh.worker.admission import AdmissionQueue, AdmissionRound
+from prefixmesh.worker.kv_manager import KvManager
+from prefixmesh.worker.output_estimate import OutputEstimate
+from prefixmesh.worker.prefill_share import share_out, would_get_on
+from prefixmesh.worker.request import Request
+from prefixmesh.worker.running_batch import RunningBatch
+from prefixmesh.worker.scheduler_config import SchedulerConfig
+
+
+class Admissions(NamedTuple):
+    """What one step admitted, in order."""
+
+    started: list[Request]
+    roomless: Request | None
+    """One that ran into others' floors with the whole pool to itself: nobody is left to give it room. It is still queued."""
+
+
+class Admitter:
+    """Moves requests from the queue to the batch."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KvManager,
+        batch: RunningBatch,
+        queue: AdmissionQueue,
+        estimate: OutputEstimate,
+    ) -> None:
+        self._config = config
+        self._kv = kv
+        self._batch = batch
+        self._queue = queue
+        self._estimate = estimate
+        self._pages_short = False
+        """Nobody could be admitted for want of pages; asking again is idle until something changes."""
+
+    def may_fit_now(self) -> None:
+        """Pages came back, or somebody came who may need fewer."""
+        self._pages_short = False
+
+    def admit(self, now: float) -> Admissions:
+        """Admit whom this step has room for. O(1) when it has none; else O(queue) at numpy's speed, and a few looks into the cache
+        for each that is admitted."""
+        started: list[Request] = []
+        if self._has_no_room():
+            return Admissions(started, None)
+        admissions = self._open_round()
+        is_short = False
+        while len(self._batch) < self._config.max_running_requests:
+            request = admissions.pick()
+            if request is None:
+                break
+            if self._gets_on(request):
+                if self._kv.admit(request, self._reserve(request), now):
+                    self._start(request, admissions)
+                    started.append(request)
+                    continue
+                if not len(self._batch):
+                    return Admissions(started, request)
+                is_short = True
+            if not admissions.skip(request):
+                break
+        self._pages_short = is_short and not started
+        return Admissions(started, None)
+
+    def promise(self, request: Request) -> None:
+        """Say anew how many pages a running request will have needed at its end. O(window of the estimate)."""
+        self._batch.promise(request, self._expected_pages(request))
+
+    def prefill_sizes(self) -> list[int]:
+        """Tokens that the step computes of each prefilling request, in order of admission."""
+        remaining = self._remaining()
+        return share_out(remaining, self._config.step_tokens) if self._config.is_chunked else remaining
+
+    def _has_no_room(self) -> bool:
+        if not len(self._queue) or len(self._batch) >= self._config.max_running_requests:
+            return True
+        if self._pages_short and len(self._batch):
+            return True
+        return not self._has_share(1)
+
+    def _open_round(self) -> AdmissionRound:
+        holders: list[Request] = []
+        if self._config.shares_prefixes:
+            holders = [request for request in self._batch.prefilling if self._kv.offers(request)]
+        return self._queue.open_round(holders, self._config.hold_min_tokens)
+
+    def _remaining(self) -> list[int]:
+        return [request.length - request.computed for request in self._batch.prefilling]
+
+    def _gets_on(self, request: Request) -> bool:
+        return self._has_share(request.length - self._queue.order.cached_tokens(request))
+
+    def _has_share(self, newcomer: int) -> bool:
+        remaining, budget = self._remaining(), self._config.step_tokens
+        return (
+            would_get_on(remaining, newcomer, budget) if self._config.is_chunked else sum(remaining) < budget
+        )
+
+    def _reserve(self, request: Request) -> int:
+        """Pages to leave for what those who run and this one are expected to generate. Nothing when it would be alone: it is served
+        as far as it gets."""
+        if not len(self._batch):
+            return 0
+        growth = self._batch.promised_pages - self._kv.running_pages
+        own = self._expected_pages(request) - self._kv.pages_for(request.length)
+        return math.ceil(self._estimate.caution * (growth + own))
+
+    def _expected_pages(self, request: Request) -> int:
+        expected = self._estimate.total_tokens(request.output_tokens, request.max_tokens)
+        return max(self._kv.pages_for(request.prompt_tokens + expected), request.pages)
+
+    def _start(self, request: Request, admissions: AdmissionRound) -> None:
+        admissions.took(request)
+        self._batch.add(request)
+        self.promise(request)

@@ -1,0 +1,80 @@
+"""How long answers become: what an admission keeps room for. Pure; it learns from the answers that ended.
+
+``max_tokens`` says how long an answer may become, and mostly it stays far below: keeping room for all of it leaves the pool idle,
+keeping none preempts. The last answers tell. One that was cut by its own limit tells only that it would have become longer than
+that, and counts so (the product-limit estimate of Kaplan and Meier): a short limit does not make answers look short.
+
+How much of the expected room is really kept is learnt as well (``caution``). Answers end one by one and give back their pages,
+so the sum of all is never needed at once, unless they all began together: it falls with every answer that ends, and
+rises with every preemption.
+"""
+
+from collections import deque
+from typing import Final
+
+import numpy as np
+
+WINDOW: Final = 256
+"""Answers remembered: enough for a tail, few enough to follow a change of traffic."""
+
+TRUSTED_ENDS: Final = 8
+"""With fewer answers than this, what they say is mixed with ``PRIOR_SHARE``."""
+
+PRIOR_SHARE: Final = 0.5
+"""Of what an answer may still become, what is expected when nothing is known."""
+
+MIN_AHEAD_TOKENS: Final = 16
+"""An estimate looks at least so far ahead, so that it is not made anew with every token."""
+
+FIRST_CAUTION: Final = 1.0
+LEAST_CAUTION: Final = 0.1
+CAUTION_PER_END: Final = 0.98
+"""A tenth of the room is left after some 110 answers without a preemption."""
+
+CAUTION_PER_PREEMPTION: Final = 1.5
+ADDED_CAUTION: Final = 0.1
+
+
+class OutputEstimate:
+    """What is known of the lengths of answers, in tokens."""
+
+    def __init__(self, constant_tokens: int | None = None) -> None:
+        """With ``constant_tokens`` nothing is learnt: every answer is expected to become so much longer than it is."""
+        self._constant = constant_tokens
+        self._ends: deque[tuple[int, bool]] = deque(maxlen=WINDOW)
+        """Length, and whether it was cut."""
+        self.caution = FIRST_CAUTION
+        """Share of the expected room that an admission keeps."""
+
+    def ended(self, output_tokens: int, *, by_itself: bool) -> None:
+        """An answer ended; not ``by_itself`` when its limit cut it. O(1)."""
+        if self._constant is None:
+            self._ends.append((output_tokens, not by_itself))
+            self.caution = max(LEAST_CAUTION, self.caution * CAUTION_PER_END)
+
+    def preempted(self) -> None:
+        """Too little room was kept. O(1)."""
+        if self._constant is None:
+            self.caution = min(FIRST_CAUTION, self.caution * CAUTION_PER_PREEMPTION + ADDED_CAUTION)
+
+    def total_tokens(self, output_tokens: int, max_tokens: int) -> int:
+        """How long an answer is expected to become that has ``output_tokens`` and may have ``max_tokens``. O(window log window)."""
+        if self._constant is not None:
+            return min(output_tokens + self._constant, max_tokens)
+        prior = output_tokens + PRIOR_SHARE * (max_tokens - output_tokens)
+        trust = min(1.0, len(self._ends) / TRUSTED_ENDS)
+        learnt = self._survivors_mean(output_tokens, max_tokens) if self._ends else prior
+        expected = trust * learnt + (1.0 - trust) * prior
+        return min(max_tokens, max(round(expected), output_tokens + MIN_AHEAD_TOKENS))
+
+    def _survivors_mean(self, output_tokens: int, max_tokens: int) -> float:
+        """Mean length, cut at ``max_tokens``, of those that became longer than ``output_tokens``; twice that when none has."""
+        lengths, cut = np.array(sorted(self._ends), dtype=np.int64).T
+        beyond = int(np.searchsorted(lengths, output_tokens, side="right"))
+        lengths, cut = lengths[beyond:], cut[beyond:]
+        if not len(lengths):
+            return 2.0 * output_tokens
+        at_risk = np.arange(len(lengths), 0, -1)
+        survival = np.concatenate([[1.0], np.cumprod(1.0 - (1 - cut) / at_risk)])
+        edges = np.concatenate([[output_tokens], lengths.clip(max=max_tokens), [max_tokens]])
+        return float(output_tokens + (survival * np.diff(edges)).sum())

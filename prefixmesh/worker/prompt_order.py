@@ -1,0 +1,259 @@
+"""Who shares how much with whom: requests sorted by namespace and tokens, beside what the cache is thought to hold of each. Pure.
+
+In sorted order, what a request shares with others falls from its neighbours outwards, so all that share more than so many
+tokens with it stand together::
+
+    row   tokens              shares with the row before
+    0     1 2 3 4 5           0
+    1     1 2 3 7             3
+    2     1 2 8 8 8           2        rows 0 to 2 share 2 tokens, rows 0 and 1 share 3
+    3     9 9                 0
+
+So what one request's prefill adds to the cache, or a look at one request finds gone, is known of all its relatives at once and
+without asking the cache. Every request that waits or prefills has a row. The columns are arrays: a question about thousands of
+rows is a few operations of numpy. Lengths are in tokens; what can be shared is cut to whole pages.
+"""
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from prefixmesh.worker.request import Request
+
+_Rows = npt.NDArray[np.int64]
+
+FIRST_ROWS: Final = 64
+"""Room to begin with; it doubles."""
+
+FIRST_LOOK_TOKENS: Final = 32
+"""Two prompts that differ mostly do so early: looked at before the whole is compared."""
+
+
+class Role(IntEnum):
+    """What a row's request does."""
+
+    WAITING = 0
+    RESUMING = 1
+    PREFILLING = 2
+
+
+class _Relatives(NamedTuple):
+    rows: _Rows
+    shared: _Rows
+    """Tokens that each has in common with the one they are relatives of."""
+
+
+class PromptOrder:
+    """The rows. Every method is O(rows) at numpy's speed, and O(length log rows) where a request's place is looked up."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._requests: list[Request] = []
+        self._columns = np.zeros((6, FIRST_ROWS), dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, request: Request, role: Role, line: int, cached_tokens: int) -> None:
+        """Give a request its row. ``line`` is whom it competes with, ``cached_tokens`` what the cache holds of it now."""
+        row, before, after = self._place(request)
+        size = len(self._requests)
+        if size == self._columns.shape[1]:
+            self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], axis=1)
+        self._requests.insert(row, request)
+        self._columns[:, row + 1 : size + 1] = self._columns[:, row:size]
+        limit = (request.length - 1) // self._page_size * self._page_size
+        self._columns[:, row] = (request.number, before, cached_tokens, limit, line, role)
+        if row < size:
+            self.common[row + 1] = after
+
+    def remove(self, request: Request) -> None:
+        """Take a request's row out; nothing when it has none."""
+        row = self._row_of(request)
+        if row is None:
+            return
+        size = len(self._requests)
+        if row + 1 < size:  # what the rows on both sides share is what both share with this one
+            self.common[row + 1] = min(self.common[row], self.common[row + 1])
+        del self._requests[row]
+        self._columns[:, row : size - 1] = self._columns[:, row + 1 : size]
+
+    def set_role(self, request: Request, role: Role) -> None:
+        """The request does something else now, with the same tokens."""
+        row = self._row_of(request)
+        if row is not None:
+            self.roles[row] = role
+
+    def cached_tokens(self, request: Request) -> int:
+        """What the cache is thought to hold of ``request``, which has a row."""
+        return int(self.cached[self.row_of(request)])
+
+    def request_at(self, row: int) -> Request:
+        """Whose row it is."""
+        return self._requests[row]
+
+    def row_of(self, request: Request) -> int:
+        """A request's row until the next ``add`` or ``remove``; raises KeyError when it has none."""
+        row = self._row_of(request)
+        if row is None:
+            raise KeyError(request.request_id)
+        return row
+
+    @property
+    def numbers(self) -> _Rows:
+        """Each row's place in the order of arrival."""
+        return self._column(0)
+
+    @property
+    def common(self) -> _Rows:
+        """Tokens that each row shares with the row before it; 0 across namespaces."""
+        return self._column(1)
+
+    @property
+    def cached(self) -> _Rows:
+        """What the cache is thought to hold of each. Too little only if something came to the cache that nobody told of, too
+        much when something was evicted since."""
+        return self._column(2)
+
+    @property
+    def limits(self) -> _Rows:
+        """Most tokens of each that a match can give: whole pages, and never the last token."""
+        return self._column(3)
+
+    @property
+    def lines(self) -> _Rows:
+        """Whom each competes with."""
+        return self._column(4)
+
+    @property
+    def roles(self) -> _Rows:
+        """A ``Role`` each."""
+        return self._column(5)
+
+    def found(self, row: int, cached_tokens: int) -> None:
+        """A look into the cache found so much of ``row``; its relatives learn from it what they can."""
+        self.cached[row] = cached_tokens
+        near = self._relatives(row, row + 1, self.common[row], self._common_after(row), 0)
+        self._raise(near, cached_tokens)
+        if cached_tokens < self.limits[row]:  # so the cache goes no further, for nobody who goes on alike
+            alike = near.rows[self._whole(near.shared) > cached_tokens]
+            self.cached[alike] = cached_tokens
+
+    def offered(self, request: Request, begin: int, end: int) -> None:
+        """Tokens ``begin`` to ``end`` of ``request`` are cached now, as those before them were: its relatives find them."""
+        row = self._row_of(request)
+        if row is not None:
+            near = self._relatives(row, row + 1, self.common[row], self._common_after(row), begin)
+        else:
+            row, before, after = self._place(request)
+            near = self._relatives(row, row, before, after, begin)
+        self._raise(near, end)
+
+    def forget_cached(self) -> None:
+        """The cache is empty."""
+        self.cached[:] = 0
+
+    def held(self, holders: Iterable[Request], min_tokens: int) -> npt.NDArray[np.bool_]:
+        """For each row, whether it pays to wait for what one of ``holders`` is computing: at least ``min_tokens`` of it, or all
+        that the row's request could find at all. O(holders), and O(rows) for each that has relatives."""
+        held = np.zeros(len(self._requests), dtype=np.bool_)
+        for holder in holders:
+            self._add_held(held, holder, min_tokens)
+        return held
+
+    def _add_held(self, held: npt.NDArray[np.bool_], holder: Request, min_tokens: int) -> None:
+        row = self._row_of(holder)
+        if row is None:
+            return
+        offered = holder.shared_pages * self._page_size
+        near = self._relatives(row, row + 1, self.common[row], self._common_after(row), offered)
+        if not len(near.rows):
+            return
+        limits = self.limits[near.rows]
+        promised = np.minimum(self._whole(near.shared), limits)
+        gain = promised - np.maximum(self.cached[near.rows], offered)
+        pays = (gain >= min_tokens) | ((gain > 0) & (promised == limits))
+        held[near.rows[pays & (self.roles[near.rows] != Role.PREFILLING)]] = True
+
+    def _relatives(self, before: int, after: int, left: int, right: int, floor: int) -> _Relatives:
+        """Rows below ``before`` and from ``after`` on that share more than ``floor`` tokens with whoever stands between, who shares
+        ``left`` with the last of those and ``right`` with the first of these; nearest first on either side."""
+        size, common = len(self._requests), self.common
+        begin, end = before, after
+        if left > floor and before:
+            less = np.flatnonzero(common[1:before] <= floor)
+            begin = int(less[-1]) + 1 if len(less) else 0
+        if right > floor and after < size:
+            less = np.flatnonzero(common[after + 1 : size] <= floor)
+            end = after + 1 + int(less[0]) if len(less) else size
+        lower = _falling(left, common[begin + 1 : before][::-1], before - begin)
+        upper = _falling(right, common[after + 1 : end], end - after)
+        rows = np.concatenate([np.arange(before - 1, begin - 1, -1), np.arange(after, end)])
+        return _Relatives(rows, np.concatenate([lower, upper]))
+
+    def _raise(self, near: _Relatives, cached_tokens: int) -> None:
+        at_least = np.minimum(self._whole(np.minimum(near.shared, cached_tokens)), self.limits[near.rows])
+        self.cached[near.rows] = np.maximum(self.cached[near.rows], at_least)
+
+    def _whole(self, size_tokens: _Rows) -> _Rows:
+        return size_tokens // self._page_size * self._page_size
+
+    def _common_after(self, row: int) -> int:
+        return int(self.common[row + 1]) if row + 1 < len(self._requests) else 0
+
+    def _column(self, index: int) -> _Rows:
+        return self._columns[index, : len(self._requests)]
+
+    def _row_of(self, request: Request) -> int | None:
+        rows = np.flatnonzero(self.numbers == request.number)
+        return int(rows[0]) if len(rows) else None
+
+    def _place(self, request: Request) -> tuple[int, int, int]:
+        """The row that ``request`` belongs before, and what it shares with the row before that and with that row."""
+        low, high = 0, len(self._requests)
+        before = after = 0
+        while low < high:
+            middle = (low + high) // 2
+            shared, is_later = _compare(request, self._requests[middle])
+            if is_later:
+                low, before = middle + 1, shared
+            else:
+                high, after = middle, shared
+        return low, before, after
+
+
+def shared_tokens(one: Request, other: Request) -> int:
+    """Length of the common prefix of two requests' known tokens; 0 across namespaces. O(length), O(1) for most that differ."""
+    if one.namespace != other.namespace:
+        return 0
+    size = min(one.length, other.length)
+    start = min(size, FIRST_LOOK_TOKENS)
+    if not np.array_equal(one.ids[:start], other.ids[:start]):
+        return _first_difference(one, other, start)
+    return _first_difference(one, other, size)
+
+
+def _falling(nearest: int, steps: _Rows, size: int) -> _Rows:
+    """What is shared with the nearest relative, and with each further one, given what neighbours share; ``size`` of them."""
+    shared = np.full(size, nearest, dtype=np.int64)
+    if size > 1:
+        np.minimum.accumulate(np.minimum(steps, nearest), out=shared[1:])
+    return shared
+
+
+def _compare(one: Request, other: Request) -> tuple[int, bool]:
+    """What two requests share, and whether ``one`` comes after ``other``."""
+    if one.namespace != other.namespace:
+        return 0, one.namespace > other.namespace
+    shared = shared_tokens(one, other)
+    if shared == one.length or shared == other.length:
+        return shared, one.length > other.length
+    return shared, bool(one.ids[shared] > other.ids[shared])
+
+
+def _first_difference(one: Request, other: Request, size: int) -> int:
+    differing = np.flatnonzero(one.ids[:size] != other.ids[:size])
+    return int(differing[0]) if len(differing) else size
