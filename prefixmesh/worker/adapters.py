@@ -75,6 +75,21 @@ class AdapterTable:
         """Requests that wait for a slot."""
         return self._waiting
 
+    @property
+    def using(self) -> int:
+        """Requests that have a slot."""
+        return len(self._requests) - self._waiting
+
+    def knows(self, digest: str) -> bool:
+        """Whether some name means this content."""
+        content = self._contents.get(digest)
+        return content is not None and bool(content.names)
+
+    def slots_of(self, request_ids: Iterable[str]) -> list[int]:
+        """Each request's slot, -1 for those without an adapter; empty when none has one. O(requests)."""
+        held = [self._requests.get(request_id) for request_id in request_ids]
+        return [-1 if content is None else content.slot for content in held] if any(held) else []
+
     def take_actions(self) -> list[Action]:
         """What must be done since the last call, in order."""
         actions, self._actions = self._actions, []

@@ -13,17 +13,15 @@ from typing import Final, Protocol
 import torch
 
 from prefixmesh.errors import InternalError, InvalidRequestError
+from prefixmesh.worker.adapter_desk import NO_SHOP, AdapterDesk
 from prefixmesh.worker.answer_grammar import AnswerGrammar
 from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.engine_rates import EngineRates
-from prefixmesh.worker.grammar_queue import Compiled, GrammarQueue
+from prefixmesh.worker.entrance import Entrance
 from prefixmesh.worker.logit_rules import RuledRow, apply_rules
 from prefixmesh.worker.logprobs import model_logprobs, read_logprobs
 from prefixmesh.worker.messages import (
     Abort,
-    AdapterAnswer,
-    AdapterCommand,
-    Ended,
     EngineCommand,
     EngineInfo,
     Event,
@@ -31,19 +29,18 @@ from prefixmesh.worker.messages import (
     GetStats,
     ListAdapters,
     LoadAdapter,
-    Refused,
     Stats,
     Submit,
     UnloadAdapter,
 )
 from prefixmesh.worker.sampling import sample
-from prefixmesh.worker.scheduler import IN_USE, NO_LOGPROBS, Scheduler, Step
+from prefixmesh.worker.scheduler import NO_LOGPROBS, Scheduler, Step
 
 logger = logging.getLogger(__name__)
 
 
-GRAMMAR_WAIT_S: Final = 0.005
-"""With nothing else to do, a step waits so long for a grammar: commands that come meanwhile wait as long."""
+READY_WAIT_S: Final = 0.005
+"""With nothing else to do, a step waits so long for a grammar or an adapter: commands that come meanwhile wait as long."""
 
 
 class Runner(Protocol):
@@ -65,6 +62,8 @@ class EngineCore:
         runner: Runner,
         rates: EngineRates | None = None,
         compile_grammar: Callable[[Submit], AnswerGrammar] | None = None,
+        adapters: AdapterDesk | None = None,
+        queue_timeout_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
@@ -72,13 +71,14 @@ class EngineCore:
         self._runner = runner
         self._rates = rates or EngineRates()
         self._clock = clock
-        self._grammars = GrammarQueue(compile_grammar or _no_grammars)
+        self._adapters = AdapterDesk(NO_SHOP) if adapters is None else adapters
+        self._entrance = Entrance(scheduler, compile_grammar or _no_grammars, self._adapters, queue_timeout_s)
         self._steps = 0
 
     @property
     def has_work(self) -> bool:
         """Whether any request is waiting or running."""
-        return self._scheduler.has_work or len(self._grammars) > 0
+        return self._scheduler.has_work or self._entrance.has_work
 
     def handle(self, command: EngineCommand, now: float) -> list[Event]:
         """Take one command as it came from a front."""
@@ -93,24 +93,16 @@ class EngineCore:
             case GetStats():
                 return [self.stats()]
             case LoadAdapter() | UnloadAdapter() | ListAdapters():
-                return [_no_adapters(command)]
+                return self._entrance.handle(command)
 
     def submit(self, command: Submit, now: float) -> list[Event]:
-        """Queue a request; the events say at once when it is refused. One with a grammar waits beside the queue until that is compiled."""
-        if command.request_id in self._grammars:
-            return [Refused(request_id=command.request_id, field="request_id", problem=IN_USE)]
-        if command.sampling.has_grammar:
-            self._grammars.begin(command, now)
-            return []
-        self._scheduler.submit(command, now)
-        return self._scheduler.take_events()
+        """Queue a request; the events say at once when it is refused. One that needs a grammar, or an adapter that is not in memory,
+        waits beside the queue until it has it."""
+        return self._entrance.submit(command, now)
 
     def abort(self, request_id: str, now: float) -> list[Event]:
         """End a request in whatever state it is; unknown ids are ignored."""
-        if self._grammars.forget(request_id):
-            return [_never_began(request_id)]
-        self._scheduler.abort(request_id, now)
-        return self._scheduler.take_events()
+        return self._entrance.abort(request_id, now)
 
     def flush(self) -> None:
         """Empty the prefix cache; running requests go on."""
@@ -118,19 +110,20 @@ class EngineCore:
 
     def step(self, now: float) -> list[Event]:
         """Compute one step, if there is anything to compute, and return what happened."""
-        refused = self._submit_compiled() if len(self._grammars) else []
+        wait_s = 0.0 if self._scheduler.has_work else READY_WAIT_S
+        events = self._entrance.collect(now, wait_s) if self._entrance.has_work else []
         step = self._scheduler.next_step(now)
         if step is not None:
             self._steps += 1
             self._compute(step)
-        return refused + self._scheduler.take_events()
+        return events + self._entrance.take_events()
 
     def stats(self) -> Stats:
         """The engine's state now. O(1)."""
         scheduler, kv = self._scheduler, self._scheduler.kv
         return Stats(
             running=len(scheduler.running),
-            queued=scheduler.queued + len(self._grammars),
+            queued=scheduler.queued + len(self._entrance),
             total_pages=kv.total_pages,
             free_pages=kv.free_pages,
             evictable_pages=kv.evictable_pages,
@@ -143,22 +136,15 @@ class EngineCore:
         )
 
     def check_invariants(self) -> None:
-        """The scheduler's and the cache's; O(pool)."""
+        """The scheduler's, the cache's and the adapters'; O(pool)."""
         self._scheduler.check_invariants()
-
-    def _submit_compiled(self) -> list[Event]:
-        refused: list[Event] = []
-        for ready in self._grammars.take_ready(0.0 if self._scheduler.has_work else GRAMMAR_WAIT_S):
-            if isinstance(ready, Compiled):
-                self._scheduler.submit(ready.command, ready.arrived_at, ready.grammar)
-            else:
-                refused.append(ready)
-        return refused
+        self._adapters.table.check_invariants()
 
     def _compute(self, step: Step) -> None:
         started = self._clock()
         try:
-            logits = self._runner.forward(step.plan)
+            requests = [part.request.request_id for part in step.parts] if self._adapters.in_use else []
+            logits = self._runner.forward(self._adapters.complete(step.plan, requests))
             wanted = {
                 row: request.sampling.logprobs
                 for row, request in enumerate(step.sampled)
@@ -195,24 +181,6 @@ def _apply_rules(logits: torch.Tensor, step: Step) -> dict[int, str]:
                 RuledRow(row, request.sampling, request.output_tokens, request.tally, request.grammar)
             )
     return apply_rules(logits, ruled) if ruled else {}
-
-
-def _never_began(request_id: str) -> Ended:
-    return Ended(
-        request_id=request_id,
-        reason="aborted",
-        completion_tokens=0,
-        prefill_ms=0.0,
-        first_token_ms=0.0,
-        decode_ms=0.0,
-    )
-
-
-def _no_adapters(command: AdapterCommand) -> AdapterAnswer:
-    if isinstance(command, ListAdapters):
-        return AdapterAnswer(question=command.question)
-    problem = "this engine knows no adapters"
-    return AdapterAnswer(question=command.question, error="not_found", field="name", problem=problem)
 
 
 def _no_grammars(command: Submit) -> AnswerGrammar:

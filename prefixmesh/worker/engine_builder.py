@@ -2,26 +2,34 @@
 
 from collections.abc import Callable
 
+from prefixmesh.adapter_names import split_adapter_setting
 from prefixmesh.cache.factory import make_prefix_cache
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.radix_cache import RadixOptions
 from prefixmesh.config import EngineConfig
+from prefixmesh.model_files.linear_sizes import LinearSizes
 from prefixmesh.model_files.revision import model_revision
 from prefixmesh.model_files.source import resolve_model
 from prefixmesh.text.tokenizer import load_tokenizer
-from prefixmesh.worker.engine import EngineCore
+from prefixmesh.worker.adapter_desk import NO_SHOP, AdapterDesk, AdapterShop
+from prefixmesh.worker.engine import EngineCore, Runner
 from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.grammar import GrammarCompiler
 from prefixmesh.worker.messages import EngineInfo
-from prefixmesh.worker.model.open_model import open_model
+from prefixmesh.worker.model.open_model import OpenedModel, open_model
 from prefixmesh.worker.prefill_savings import PrefillShape
 from prefixmesh.worker.scheduler import Scheduler, SchedulerConfig
 
 
-def build_engine(config: EngineConfig, progress: Callable[[str], None] | None = None) -> EngineCore:
+def build_engine(
+    config: EngineConfig,
+    progress: Callable[[str], None] | None = None,
+    watch: Callable[[Runner], Runner] | None = None,
+) -> EngineCore:
     """Resolve the model (pulling a known one that is missing), load, size the pool, warm up and measure.
 
-    ``progress`` is told what happens, a line at a time. Raises ConfigError and ModelFileError. Seconds; all of it is the model.
+    ``progress`` is told what happens, a line at a time. ``watch`` may put something around the runner, such as a clock. Raises
+    ConfigError and ModelFileError. Seconds; all of it is the model.
     """
     files = resolve_model(config.model, progress)
     opened = open_model(files, config, progress)
@@ -32,6 +40,8 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None] | None = 
             max_queued_requests=config.max_queued_requests,
             chunked_prefill_size=config.chunked_prefill_size,
             schedule_policy=config.schedule_policy,
+            max_passed_over=config.max_passed_over,
+            queue_timeout_s=config.queue_timeout_s,
             context_length=opened.config.context_length,
             vocab_size=opened.config.vocab_size,
             shares_prefixes=config.prefix_cache != "off",
@@ -41,6 +51,7 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None] | None = 
             config.prefix_cache, allocator, config.page_size, RadixOptions(policy=config.eviction_policy)
         ),
     )
+    desk = _open_desk(config, opened, progress)
     info = EngineInfo(
         model=files.name,
         model_revision=model_revision(files),
@@ -56,6 +67,8 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None] | None = 
         eos_token_ids=opened.config.eos_token_ids,
         memory_sums=opened.sums.describe(),
         prefill_shape=PrefillShape.of(opened.config),
+        linear_sizes=LinearSizes.of(opened.config),
+        adapters=desk.infos(),
     )
     rates = EngineRates(
         prefill_tokens_per_s=opened.rates.prefill_tokens_per_s, decode_step_ms=opened.rates.decode_step_ms
@@ -63,7 +76,35 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None] | None = 
     return EngineCore(
         info=info,
         scheduler=scheduler,
-        runner=opened.runner,
+        runner=opened.runner if watch is None else watch(opened.runner),
         rates=rates,
         compile_grammar=GrammarCompiler(lambda: load_tokenizer(files), opened.config.vocab_size).compile,
+        adapters=desk,
+        queue_timeout_s=config.queue_timeout_s,
     )
+
+
+def _open_desk(
+    config: EngineConfig, opened: OpenedModel, progress: Callable[[str], None] | None
+) -> AdapterDesk:
+    """The engine's adapters, those loaded that the settings name."""
+    slots = opened.adapters
+    if slots is None:
+        return AdapterDesk(NO_SHOP)
+    desk = AdapterDesk(
+        AdapterShop(
+            root=slots.root,
+            sizes=slots.sizes,
+            slots=slots,
+            element_bytes=slots.element_bytes,
+            max_resident=slots.max_resident,
+            budget_bytes=slots.budget_bytes,
+            max_waiting=config.max_queued_requests,
+        )
+    )
+    for setting in config.adapters:
+        name, path = split_adapter_setting(setting)
+        desk.load_now(name, path)
+        if progress is not None:
+            progress(f"loaded adapter {name} from {path}")
+    return desk

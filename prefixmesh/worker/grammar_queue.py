@@ -37,6 +37,10 @@ class GrammarQueue:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
 
+    def waiting(self) -> list[tuple[Submit, float]]:
+        """All requests here, with their times of arrival."""
+        return [(command, arrived_at) for command, arrived_at, _ in self._waiting.values()]
+
     def begin(self, command: Submit, now: float) -> None:
         """Start to compile. The thread is made at the first use and stays."""
         if self._thread is None:

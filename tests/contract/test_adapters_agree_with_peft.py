@@ -92,7 +92,7 @@ class Served:
         files = resolve_model(str(folder))
         config = read_model_config(files)
         self.sizes = LinearSizes.of(config)
-        slots = LoraSlots(AdapterRoot(str(root)), self.sizes, torch.float32, CPU)
+        slots = LoraSlots(AdapterRoot(str(root)), self.sizes, torch.float32, CPU, max_resident=len(adapters))
         for slot, path in enumerate(adapters):
             adapter = inspect_adapter(AdapterRoot(str(root)), path, self.sizes)
             weights = slots.read(path, read_digest(AdapterRoot(str(root)), adapter))

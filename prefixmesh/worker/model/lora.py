@@ -14,7 +14,7 @@ multiplied. A step whose plan has ``adapter_slots`` must therefore be computed, 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,10 @@ from prefixmesh.model_files.peft_adapter import (
 )
 from prefixmesh.worker.batch_plan import BatchPlan, IntArray
 
-CHANGED = "the adapter's files have changed since it was loaded: load it again"
+TYPICAL_RANK: Final = 32
+"""Memory is set aside for adapters of this rank. Most are of 8 to 32; one of a higher rank takes the room of several."""
+
+CHANGED: Final = "the adapter's files have changed since it was loaded: load it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +87,30 @@ class LoraSlots:
     """Weights by slot. ``read`` may run on any thread; everything else is the engine's loop's."""
 
     def __init__(
-        self, root: AdapterRoot, sizes: LinearSizes, dtype: torch.dtype, device: torch.device
+        self,
+        root: AdapterRoot,
+        sizes: LinearSizes,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        max_resident: int,
     ) -> None:
-        self._root = root
-        self._sizes = sizes
+        self.root = root
+        self.sizes = sizes
+        self.max_resident = max_resident
         self._dtype = dtype
         self._device = device
         self._slots: dict[int, LoraWeights] = {}
+
+    @property
+    def element_bytes(self) -> int:
+        """Of each number."""
+        return self._dtype.itemsize
+
+    @property
+    def budget_bytes(self) -> int:
+        """What is set aside for all resident adapters together."""
+        return self.max_resident * typical_elements(self.sizes) * self.element_bytes
 
     @property
     def num_bytes(self) -> int:
@@ -100,10 +120,10 @@ class LoraSlots:
     def read(self, path: str, digest: str) -> LoraWeights:
         """Read an adapter's weights, whose content must still be ``digest``. Raises InvalidRequestError; O(bytes)."""
         return read_lora(
-            self._root,
-            inspect_adapter(self._root, path, self._sizes),
+            self.root,
+            inspect_adapter(self.root, path, self.sizes),
             digest,
-            self._sizes,
+            self.sizes,
             self._dtype,
             self._device,
         )
@@ -136,6 +156,14 @@ class LoraSlots:
         if last - first + 1 == len(rows):
             return slice(first, last + 1)
         return torch.from_numpy(rows).to(self._device)
+
+
+def typical_elements(sizes: LinearSizes) -> int:
+    """Numbers of an adapter of ``TYPICAL_RANK`` on every linear layer but ``lm_head``."""
+    layer = sum(
+        len(modules) * TYPICAL_RANK * sum(product_size(product, sizes)) for product, modules in FUSED.items()
+    )
+    return sizes.num_layers * layer
 
 
 def read_lora(

@@ -3,10 +3,14 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from prefixmesh.config import EngineConfig
+from prefixmesh.errors import ConfigError
+from prefixmesh.model_files.adapter_folder import AdapterRoot
+from prefixmesh.model_files.linear_sizes import LinearSizes
 from prefixmesh.model_files.model_config import ModelConfig, read_model_config
 from prefixmesh.model_files.source import ModelFiles
 from prefixmesh.worker.model.attention_choice import choose_attention
@@ -14,6 +18,7 @@ from prefixmesh.worker.model.cuda_graphs import record_on_gpu
 from prefixmesh.worker.model.device import make_current, resolve_device, resolve_dtype
 from prefixmesh.worker.model.kv_pool import KVPool
 from prefixmesh.worker.model.loader import load_weights
+from prefixmesh.worker.model.lora import LoraSlots
 from prefixmesh.worker.model.memory import MemorySums, read_device_memory, size_pool
 from prefixmesh.worker.model.runner import ModelRates, ModelRunner
 
@@ -30,6 +35,8 @@ class OpenedModel:
     rates: ModelRates
     device: torch.device
     dtype: torch.dtype
+    adapters: LoraSlots | None = None
+    """Where adapters' weights go; None without an ``adapter_root``."""
 
 
 def open_model(
@@ -52,6 +59,7 @@ def open_model(
         tell(
             f"contexts of up to {config.context_length:,} tokens: beyond, its sliding_window would hide some"
         )
+    adapters = _open_adapters(engine, config, dtype, device)
     weights = load_weights(files, config, dtype, device)
     sums = size_pool(
         memory=read_device_memory(device, weights.num_bytes),
@@ -62,13 +70,14 @@ def open_model(
         mem_fraction_static=engine.mem_fraction_static,
         max_total_tokens=engine.max_total_tokens,
         on_cpu=device.type == "cpu",
+        adapter_bytes=0 if adapters is None else adapters.budget_bytes,
     )
     tell(sums.describe())
     logger.info("memory_sums %s", sums.describe())
     scratch_pages = 0 if device.type == "cpu" else 1  # for the dummies of recorded steps
     pool = KVPool(config, sums.num_pages, engine.page_size, dtype, device, scratch_pages=scratch_pages)
     attention = choose_attention(config, pool, engine.attention_backend)
-    runner = ModelRunner(config, weights, pool, attention)
+    runner = ModelRunner(config, weights, pool, attention, adapters)
     if device.type != "cpu" and engine.cuda_graphs:
         tell(record_on_gpu(runner, attention, engine.max_running_requests))
     rates = runner.profile()
@@ -77,4 +86,23 @@ def open_model(
         rates.prefill_tokens_per_s,
         rates.decode_step_ms,
     )
-    return OpenedModel(config=config, runner=runner, sums=sums, rates=rates, device=device, dtype=dtype)
+    return OpenedModel(
+        config=config,
+        runner=runner,
+        sums=sums,
+        rates=rates,
+        device=device,
+        dtype=dtype,
+        adapters=adapters,
+    )
+
+
+def _open_adapters(
+    engine: EngineConfig, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> LoraSlots | None:
+    if engine.adapter_root is None:
+        return None
+    if not Path(engine.adapter_root).is_dir():
+        raise ConfigError(f"adapter_root must be a folder, {engine.adapter_root} is none")
+    root, sizes = AdapterRoot(engine.adapter_root), LinearSizes.of(config)
+    return LoraSlots(root, sizes, dtype, device, max_resident=engine.max_resident_adapters)
