@@ -14,7 +14,8 @@
     ├── BudgetError                 RESOURCE_EXHAUSTED  no: once something that counts against it is given up
     ├── AdapterChangedError         ABORTED             yes: the adapter was loaded anew or unloaded meanwhile
     ├── UnavailableError            UNAVAILABLE         yes: no worker is ready, or it died
-    │   └── FrameError                                  yes: front and engine lost each other
+    │   ├── FrameError                                  yes: front and engine lost each other
+    │   └── DeviceLostError                             yes: the worker's GPU stopped working; the worker ends
     ├── DeadlineError               DEADLINE_EXCEEDED   with a longer deadline
     ├── CancelledError              CANCELLED           the caller wanted it so
     └── InternalError               INTERNAL            no: a bug of ours
@@ -133,6 +134,10 @@ class FrameError(UnavailableError):
     """The other end of an engine's connection sent what is no frame of ours; the connection is of no more use."""
 
     reason = "BAD_FRAME"
+
+
+class DeviceLostError(UnavailableError):
+    """The GPU does not answer any more, or answers every call with the same error. Only a new process can use it again."""
 
 
 class DeadlineError(PrefixmeshError):

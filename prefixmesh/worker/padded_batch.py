@@ -45,10 +45,10 @@ def fitting_size(sequences: int, sizes: Sequence[int]) -> int | None:
 
 
 def only_decodes(plan: BatchPlan) -> bool:
-    """Whether each sequence computes one token and samples from it, so that every array follows from the number of sequences and
-    their pages. A prompt's last token, computed alone, counts."""
+    """Whether each sequence computes one token, by the base model, and samples from it, so that every array follows from the number
+    of sequences and their pages. A prompt's last token, computed alone, counts."""
     sequences = len(plan.last_page_len)
-    return len(plan.token_ids) == sequences == len(plan.logit_rows)
+    return plan.adapter_slots is None and len(plan.token_ids) == sequences == len(plan.logit_rows)
 
 
 def pad_decodes(plan: BatchPlan, size: int, scratch_page: int, page_size: int) -> BatchPlan:

@@ -3,14 +3,17 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from prefixmesh.errors import ConfigError
 from prefixmesh.worker.model.memory import (
     CPU_POOL_CONTEXTS,
+    GPU_WORKING_BYTES,
     MIB,
     DeviceMemory,
     MemorySums,
     read_cpu_memory,
+    read_device_memory,
     size_pool,
 )
 
@@ -88,6 +91,23 @@ def test_what_does_not_fit_is_refused_with_the_sums(settings: dict[str, object],
     with pytest.raises(ConfigError, match=problem) as refused:
         size(**settings)  # type: ignore[arg-type]
     assert "weights 100 MiB + KV" in str(refused.value)
+
+
+def test_a_gpu_keeps_room_to_work_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workspaces, recorded steps and activations are not the pool's; what loading left with torch is given back first."""
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty_cache"))
+
+    def ask(_: torch.device) -> tuple[int, int]:
+        calls.append("ask")
+        return 5000 * MIB, 8000 * MIB
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", ask)
+    memory = read_device_memory(torch.device("cuda", 0), 100 * MIB)
+    assert (memory.total, memory.free) == (8000 * MIB, 5000 * MIB - GPU_WORKING_BYTES)
+    assert calls == ["empty_cache", "ask"]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1, 8000 * MIB))
+    assert read_device_memory(torch.device("cuda", 0), 0).free == 0
 
 
 def test_cpu_memory_is_the_smaller_of_machine_and_control_group(tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from prefixmesh.config import EngineConfig
-from prefixmesh.errors import ConfigError
+from prefixmesh.errors import ConfigError, DeviceLostError
 from prefixmesh.model_files.source import resolve_model
 from prefixmesh.worker.cascade_plan import CascadeRule
 from prefixmesh.worker.model.device import resolve_device, resolve_dtype
+from prefixmesh.worker.model.llama import StepTensors
 from prefixmesh.worker.model.open_model import OpenedModel, open_model
+from prefixmesh.worker.model.runner import ModelRunner
 from prefixmesh.worker.model.torch_attention import TorchAttention
 from tests.support.plans import GreedyDriver, PagedSequence, Piece, make_plan
 
@@ -95,6 +97,51 @@ def test_threads_are_set_only_when_asked(tiny_model_folder: Path, monkeypatch: p
     opened(tiny_model_folder)
     opened(tiny_model_folder, threads=1)
     assert asked == [1]
+
+
+class CountedDevice:
+    """A GPU that can be waited for, and fails when it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, runner: ModelRunner) -> None:
+        self.waits = 0
+        self.broken = False
+        monkeypatch.setattr(torch.cuda, "synchronize", self._synchronize)
+        monkeypatch.setattr(runner, "_device", torch.device("cuda", 0))
+        # The arrays of a step must stay where the model is.
+        own = StepTensors.of
+        monkeypatch.setattr(StepTensors, "of", lambda plan, _: own(plan, torch.device("cpu")))
+
+    def _synchronize(self, device: torch.device) -> None:
+        self.waits += 1
+        if self.broken:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore")
+
+
+def test_a_step_that_samples_nothing_is_waited_for(
+    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads logits waits for them; a chunk's time must not be counted as the next step's, nor its plan overwritten."""
+    runner = opened(tiny_model_folder).runner
+    device = CountedDevice(monkeypatch, runner)
+    sequence = PagedSequence(tokens=[5, 6, 7], pages=[3, 9, 1])
+    runner.forward(make_plan([Piece(sequence, 2, wants_logits=False)], 1))
+    assert device.waits == 2
+    sequence.computed = 2
+    runner.forward(make_plan([Piece(sequence, 1)], 1))
+    assert device.waits == 3
+
+
+def test_a_lost_gpu_is_told_from_a_failed_step(
+    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA repeats such an error for ever: the next step finds it, whatever call it came from."""
+    runner = opened(tiny_model_folder).runner
+    device = CountedDevice(monkeypatch, runner)
+    device.broken = True
+    with pytest.raises(
+        DeviceLostError, match=r"cuda:0 is lost: CUDA error: an illegal memory access was encountered$"
+    ):
+        runner.forward(make_plan([Piece(PagedSequence(tokens=[5], pages=[3]), 1)], 1))
 
 
 def test_devices_that_are_not_there_are_refused() -> None:

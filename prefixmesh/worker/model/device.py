@@ -5,7 +5,7 @@ from typing import Final
 import torch
 
 from prefixmesh.config import Dtype
-from prefixmesh.errors import ConfigError
+from prefixmesh.errors import ConfigError, DeviceLostError
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -37,6 +37,17 @@ def make_current(device: torch.device) -> None:
     """Make a GPU the calling thread's current one: kernels that are not torch's run there, whatever device their tensors are on."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+
+def wait_for_device(device: torch.device) -> None:
+    """Until everything that was asked of a GPU is done; at once on a CPU. DeviceLostError where the GPU reports an error: it
+    belongs to something earlier, and CUDA repeats it for ever."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except torch.AcceleratorError as error:
+        raise DeviceLostError(f"{device} is lost: {str(error).splitlines()[0]}") from error
 
 
 def resolve_dtype(name: Dtype, device: torch.device) -> torch.dtype:

@@ -23,6 +23,10 @@ conversation such a machine can compute, and far from taking all its memory."""
 
 MIB: Final = 2**20
 
+GPU_WORKING_BYTES: Final = 1024 * MIB
+"""On a GPU so much must be left beside weights and pool: two workspaces of FlashInfer, recorded decode steps, the activations of a
+step and its logits. An estimate for chunks of 512 tokens and vocabularies of 150,000; more is better."""
+
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 _CGROUP_FILES: Final = (
@@ -40,7 +44,7 @@ class DeviceMemory:
     """All of a GPU's memory; on a CPU, what is free now plus the weights that are loaded already."""
 
     free: int
-    """What can still be taken now."""
+    """What the pool may still take now; on a GPU without ``GPU_WORKING_BYTES``."""
 
     source: str
     """Where the figure is from, for people."""
@@ -126,8 +130,9 @@ def size_pool(
 def read_device_memory(device: torch.device, weights_bytes: int) -> DeviceMemory:
     """Measure, after ``weights_bytes`` of weights were loaded."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading used and torch keeps is free
         free, total = torch.cuda.mem_get_info(device)
-        return DeviceMemory(total=total, free=free, source="GPU memory")
+        return DeviceMemory(total=total, free=max(0, free - GPU_WORKING_BYTES), source="GPU memory")
     return read_cpu_memory(weights_bytes)
 
 

@@ -12,6 +12,7 @@ from prefixmesh.model_files.model_config import ModelConfig
 from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.model.attention import AttentionBackend
 from prefixmesh.worker.model.decode_graphs import DecodeGraphs, GraphAttention, GraphDevice
+from prefixmesh.worker.model.device import wait_for_device
 from prefixmesh.worker.model.kv_pool import KVPool
 from prefixmesh.worker.model.llama import Llama, StepTensors
 from prefixmesh.worker.model.lora import LoraSlots
@@ -59,12 +60,17 @@ class ModelRunner:
     def forward(self, plan: BatchPlan) -> torch.Tensor:
         """Compute one step: K/V of the ``T`` new tokens go to the pool, logits of the ``R`` wanted rows come back.
 
-        Returns float32 [R, vocab_size] on the model's device, valid until the next step.
+        Returns float32 [R, vocab_size] on the model's device, valid until the next step. DeviceLostError when the GPU failed, in
+        this step or since the last.
         """
-        # What was recorded is the base model's alone (see ``lora``).
-        graphs = self._graphs if plan.adapter_slots is None else None
-        replayed = None if graphs is None else graphs.forward(plan)
-        return self._compute(plan) if replayed is None else replayed
+        # Whoever samples waits for the logits, and finds errors. Here only what that left undone is waited for, an unsampled step or a
+        # failed one: a library's plan must not overwrite pinned memory of which the step before has yet to be copied.
+        wait_for_device(self._device)
+        replayed = None if self._graphs is None else self._graphs.forward(plan)
+        logits = self._compute(plan) if replayed is None else replayed
+        if not len(logits):
+            wait_for_device(self._device)  # nobody else does, and the time that it takes is this step's
+        return logits
 
     @torch.inference_mode()
     def record_decodes(
@@ -106,8 +112,7 @@ class ModelRunner:
     def _timed(self, plan: BatchPlan, way: Callable[[BatchPlan], torch.Tensor] | None = None) -> float:
         started = time.perf_counter()
         (way or self.forward)(plan)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        wait_for_device(self._device)
         return time.perf_counter() - started
 
 

@@ -24,8 +24,8 @@ from prefixmesh.worker.model.paged_products import Gathered, PagedProducts, Part
 CPU_GROUP_TOKENS: Final = 4096
 """Padded tokens per decode group on a CPU, so that the gathered K and V stay in cache."""
 
-GPU_GROUP_TOKENS: Final = 2**18
-"""The same on a GPU, where fewer and larger launches pay; bounds the gathered copies."""
+GPU_GROUP_TOKENS: Final = 2**16
+"""The same on a GPU, where fewer and larger launches pay; bounds the gathered copies, to 256 MiB with 8 KV heads of 128 in bfloat16."""
 
 MIN_SLACK: Final = 128
 """Padding that always costs less than another group."""
@@ -44,7 +44,7 @@ class _Rows:
     end: int
     tokens: int
     slots: torch.Tensor
-    """[tokens] or, in a cascade, head by head; int32."""
+    """[num_kv_heads * tokens] head by head; int32."""
 
     block_rows: int
     causal: bool
@@ -59,7 +59,7 @@ class _Singles:
 
     tokens: int
     slots: torch.Tensor
-    """[G * tokens] or head by head. Padding points to the sequence's own first token, so that it is finite."""
+    """[G * num_kv_heads * tokens] head by head. Padding points to the sequence's own first token, so that it is finite."""
 
     mask: torch.Tensor | None
     """[G, 1, 1, tokens] 0 or -inf, in the model's dtype; None when all are equally long."""
@@ -101,24 +101,23 @@ class TorchAttention:
         cascade = None if self._rule is None else build_cascade(plan, self._page_size, self._rule)
         if cascade is None:
             self._cascade = None
-            self._plain = self._work(plan, np.arange(len(plan.last_page_len)), plan.qo_indptr, by_head=False)
+            self._plain = self._work(plan, np.arange(len(plan.last_page_len)), plan.qo_indptr)
             return
         sharing = self._sharing(cascade)
         own, starts = cascade.own, cascade.own.qo_indptr[:-1]
         alone = np.flatnonzero(~sharing[starts])
-        self._plain = self._work(own, alone, plan.qo_indptr[cascade.sequences], by_head=False)
+        self._plain = self._work(own, alone, plan.qo_indptr[cascade.sequences])
         # In the cascade only those who share are counted: place p of its order is place compact[p] of them.
         compact = np.concatenate([[0], np.cumsum(sharing)])
         self._cascade = _Cascade(
             rows=torch.tensor(cascade.rows[sharing], dtype=torch.int64, device=self._device),
-            own=self._work(own, np.flatnonzero(sharing[starts]), compact[starts], by_head=True),
+            own=self._work(own, np.flatnonzero(sharing[starts]), compact[starts]),
             shared=[
                 self._rows(
                     level,
                     segment,
                     compact[level.qo_indptr[segment : segment + 2]],
                     causal=False,
-                    by_head=True,
                 )
                 for level in cascade.shared
                 for segment in np.flatnonzero(level.last_page_len).tolist()
@@ -130,13 +129,14 @@ class TorchAttention:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         by_head = out.view(len(q), self._products.kv_heads, -1, self._products.head_dim)
         for rows in self._plain.rows:
-            kv = self._products.gather(layer, rows.slots)
+            kv = self._products.gather(layer, rows.slots, rows.tokens)
             for start, end, visible in _blocks(rows):
                 mixed = self._products.rows(q[start:end], kv, visible, causal=True)
                 by_head[start:end] = mixed.permute(2, 0, 1, 3)
         for singles in self._plain.singles:
-            own = q.index_select(0, singles.rows)
-            out.index_copy_(0, singles.rows, self._products.singles(own, layer, singles.slots, singles.mask))
+            kv = self._products.gather(layer, singles.slots, singles.tokens)
+            mixed = self._products.singles(q.index_select(0, singles.rows), kv, singles.mask)
+            out.index_copy_(0, singles.rows, mixed)
         if self._cascade is not None:
             merged = self._merged(self._cascade, layer, q.index_select(0, self._cascade.rows))
             out.index_copy_(0, self._cascade.rows, merged.to(q.dtype))
@@ -151,27 +151,23 @@ class TorchAttention:
             torch.empty(heads, dtype=torch.float32, device=q.device),
         )
         for rows in cascade.own.rows:
-            kv = self._gather_rows(layer, rows)
+            kv = products.gather(layer, rows.slots, rows.tokens)
             for start, end, visible in _blocks(rows):
                 part = products.rows_part(q[start:end], kv, visible, causal=True)
                 state.values[start:end] = part.values.permute(2, 0, 1, 3)
                 state.lse[start:end] = part.lse.permute(2, 0, 1)
         for singles in cascade.own.singles:
-            kv = products.gather_heads(layer, singles.slots, singles.tokens)
+            kv = products.gather(layer, singles.slots, singles.tokens)
             part = products.singles_part(q.index_select(0, singles.rows), kv, singles.mask)
             state.values.index_copy_(0, singles.rows, part.values.view(-1, *state.values.shape[1:]))
             state.lse.index_copy_(0, singles.rows, part.lse.view(-1, *heads[1:]))
         for rows in cascade.shared:
-            kv = self._gather_rows(layer, rows)
+            kv = products.gather(layer, rows.slots, rows.tokens)
             for start, end, visible in _blocks(rows):
                 part = products.rows_part(q[start:end], kv, visible, causal=False)
                 into = Part(state.values[start:end], state.lse[start:end])
                 merge_part(into, Part(part.values.permute(2, 0, 1, 3), part.lse.permute(2, 0, 1)))
         return state.values.view(q.shape)
-
-    def _gather_rows(self, layer: int, rows: _Rows) -> Gathered:
-        several = rows.end - rows.start > rows.block_rows
-        return self._products.gather_heads(layer, rows.slots, rows.tokens, several_blocks=several)
 
     def _sharing(self, cascade: CascadePlan) -> IndexArray:
         """[T] whether the query at each place of the order has a shared segment."""
@@ -180,7 +176,7 @@ class TorchAttention:
             sharing |= np.repeat(level.last_page_len > 0, np.diff(level.qo_indptr))
         return sharing
 
-    def _work(self, segments: _Segments, chosen: IndexArray, starts: IndexArray, *, by_head: bool) -> _Work:
+    def _work(self, segments: _Segments, chosen: IndexArray, starts: IndexArray) -> _Work:
         """The causal work of the ``chosen`` of ``segments``; segment ``s`` has its queries from ``starts[s]`` on."""
         counts, lengths = np.diff(segments.qo_indptr), kv_lengths(segments, self._page_size)
         several = chosen[counts[chosen] > 1]
@@ -193,17 +189,16 @@ class TorchAttention:
                     segment,
                     starts[segment] + np.array([0, counts[segment]]),
                     causal=True,
-                    by_head=by_head,
                 )
                 for segment in several.tolist()
             ],
             singles=[
-                self._singles(segments, single[group], lengths, starts, by_head=by_head) for group in groups
+                self._singles(segments, single[group], lengths, starts) for group in groups
             ],
         )
 
     def _rows(
-        self, segments: _Segments, segment: int, bounds: IndexArray, *, causal: bool, by_head: bool
+        self, segments: _Segments, segment: int, bounds: IndexArray, *, causal: bool
     ) -> _Rows:
         tokens = int(kv_lengths(segments, self._page_size)[segment])
         slots = segment_slots(segments, segment, tokens, self._page_size)
@@ -211,13 +206,13 @@ class TorchAttention:
             start=int(bounds[0]),
             end=int(bounds[1]),
             tokens=tokens,
-            slots=self._on_device(slots, by_head=by_head),
+            slots=self._on_device(slots),
             block_rows=self._products.block_rows(tokens),
             causal=causal,
         )
 
     def _singles(
-        self, segments: _Segments, chosen: IndexArray, lengths: IntArray, starts: IndexArray, *, by_head: bool
+        self, segments: _Segments, chosen: IndexArray, lengths: IntArray, starts: IndexArray
     ) -> _Singles:
         own = lengths[chosen]
         longest = int(own[0])
@@ -233,13 +228,12 @@ class TorchAttention:
         return _Singles(
             rows=torch.tensor(starts[chosen], dtype=torch.int64, device=self._device),
             tokens=longest,
-            slots=self._on_device(slots, by_head=by_head),
+            slots=self._on_device(slots),
             mask=mask,
         )
 
-    def _on_device(self, slots: IntArray, *, by_head: bool) -> torch.Tensor:
-        rows = self._products.head_slots(slots) if by_head else slots
-        return torch.from_numpy(rows.reshape(-1)).to(self._device)
+    def _on_device(self, slots: IntArray) -> torch.Tensor:
+        return torch.from_numpy(self._products.head_slots(slots).reshape(-1)).to(self._device)
 
 
 def _blocks(rows: _Rows) -> Iterator[tuple[int, int, int]]:
