@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import torch
 
-from prefixmesh.errors import InternalError, InvalidRequestError
+from prefixmesh.errors import DeviceLostError, InternalError, InvalidRequestError
 from prefixmesh.worker.adapter_desk import NO_SHOP, AdapterDesk
 from prefixmesh.worker.answer_grammar import AnswerGrammar
 from prefixmesh.worker.batch_plan import BatchPlan
@@ -160,6 +160,8 @@ class EngineCore:
             ended = self._clock()
             logprobs = NO_LOGPROBS if table is None else read_logprobs(table, wanted, sampled.token_ids)
             self._scheduler.complete(step, sampled.token_ids, ended, sampled.failures | broken, logprobs)
+        except DeviceLostError:
+            raise  # no step can be computed any more: the process ends, and a new one may find the GPU well
         except Exception as error:  # a step's error is the step's: whatever it was, others must go on
             logger.exception("engine.step_failed requests=%d", len(step.parts))
             shown = str(error) if isinstance(error, InternalError) else type(error).__name__

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from prefixmesh.cache.ledger import Hits, LedgerRow, Misses
+from prefixmesh.errors import DeviceLostError
 from prefixmesh.worker import engine_loop
 from prefixmesh.worker.engine import EngineCore
 from prefixmesh.worker.engine_loop import CommandInbox, run_engine_loop
@@ -68,6 +69,15 @@ def test_an_error_in_a_step_fails_its_requests_and_the_engine_goes_on(error: Exc
     stats = core.stats()
     assert stats.free_pages + stats.evictable_pages == stats.total_pages
     assert (stats.running, stats.queued, stats.protected_pages) == (0, 0, 0)
+
+
+def test_a_lost_gpu_ends_the_engine() -> None:
+    """Every later step would fail like this one: the process ends, its streams learn it, and a new one takes its place."""
+    core, bench = make_core()
+    core.submit(submit_command("any", [1, 2]), 0.0)
+    bench.model.fail_next = DeviceLostError("cuda:0 is lost")
+    with pytest.raises(DeviceLostError):
+        finish(core)
 
 
 def test_stats_count_what_was_served() -> None:
