@@ -47,6 +47,7 @@ PR_SET_PDEATHSIG: Final = 1
 
 EXIT_FRONT_GONE: Final = 3
 EXIT_START_FAILED: Final = 4
+EXIT_ENGINE_FAILED: Final = 5
 
 
 def main() -> None:
@@ -101,7 +102,13 @@ def _serve(settings: str, inbox: CommandInbox, outbox: "_Outbox") -> int:
     def send(events: Sequence[Event]) -> None:
         outbox.put(StepEvents(events=list(events)))
 
-    run_engine_loop(core, inbox, send, time.monotonic, housekeeper=collector)
+    try:
+        run_engine_loop(core, inbox, send, time.monotonic, housekeeper=collector)
+    except (
+        Exception
+    ):  # a bug, or a GPU that is lost: either way nobody is served any more, and an orderly exit might hang
+        logger.exception("engine.failed")
+        return EXIT_ENGINE_FAILED
     return 0
 
 

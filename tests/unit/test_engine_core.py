@@ -3,14 +3,17 @@
 import threading
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from prefixmesh.cache.ledger import Hits, LedgerRow, Misses
+from prefixmesh.config import EngineConfig
 from prefixmesh.errors import DeviceLostError
-from prefixmesh.worker import engine_loop
+from prefixmesh.worker import engine_builder, engine_loop, engine_process
 from prefixmesh.worker.engine import EngineCore
 from prefixmesh.worker.engine_loop import CommandInbox, run_engine_loop
 from prefixmesh.worker.engine_rates import EngineRates
+from prefixmesh.worker.framing import FromEngine, Ready
 from prefixmesh.worker.messages import (
     Abort,
     Ended,
@@ -78,6 +81,28 @@ def test_a_lost_gpu_ends_the_engine() -> None:
     bench.model.fail_next = DeviceLostError("cuda:0 is lost")
     with pytest.raises(DeviceLostError):
         finish(core)
+
+
+def test_the_process_of_an_engine_that_failed_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its exit code, after what it had to tell: an exit that unloads a lost GPU's libraries might never end."""
+    core, bench = make_core()
+    bench.model.fail_next = DeviceLostError("cuda:0 is lost")
+    monkeypatch.setattr(engine_builder, "build_engine", lambda *_, **__: core)
+    inbox, told = CommandInbox(), Told()
+    inbox.put(submit_command("any", [1, 2]))
+    settings = msgspec.json.encode(EngineConfig()).decode()
+    assert engine_process._serve(settings, inbox, told) == engine_process.EXIT_ENGINE_FAILED  # type: ignore[arg-type]
+    assert isinstance(told.messages[0], Ready)
+
+
+class Told:
+    """An outbox that keeps what was put."""
+
+    def __init__(self) -> None:
+        self.messages: list[FromEngine] = []
+
+    def put(self, message: FromEngine) -> None:
+        self.messages.append(message)
 
 
 def test_stats_count_what_was_served() -> None:
