@@ -49,6 +49,7 @@ def answer_as_dict(answer: "Answer") -> dict[str, Any]:
         "total_ms": round(answer.total_s * 1000, 3),
         "worker_timings": dataclasses.asdict(answer.timings),
         "namespace_digest": started.namespace_digest,
+        "adapter_digest": started.adapter_digest,
         "seed": started.seed,
         "routing": None if started.routing is None else dataclasses.asdict(started.routing),
         **_branch_as_dict(answer.branches[0]),

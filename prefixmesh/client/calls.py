@@ -100,7 +100,8 @@ class GenerateOptions(TypedDict, total=False):
     """Empty: the model that is served."""
 
     adapter: str
-    """LoRA adapter by name; empty: the base model."""
+    """LoRA adapter by name, one of ``ServedModel.adapters``; empty: the base model. It shares no cached prefix with the base model or with
+    another adapter; ``Started.adapter_digest`` tells which weights the name meant."""
 
     extra_key: str
     """Narrows the sharing of cached prefixes within the caller's tenant. Any string of at most 1,024 bytes."""

@@ -276,6 +276,7 @@ class FakeWorker:
             cached_tokens=pb.CachedTokens(device=told),
             namespace_digest=short_digest(ticket.namespace),
             seed=7,
+            adapter_digest=ticket.adapter_digest,
         )
 
     def _cache(self, namespace: bytes, tokens: bytes) -> int:
