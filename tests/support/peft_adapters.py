@@ -57,7 +57,7 @@ def write_adapter(
         folder / WEIGHTS_FILE,
         metadata={"format": "pt"},
     )
-    write_config(folder, rank=rank, target_modules=list(modules), **(config or {}))
+    write_config(folder, **{"rank": rank, "target_modules": list(modules), **(config or {})})
     return folder
 
 
@@ -91,9 +91,7 @@ def adapter_tensors(
     return tensors
 
 
-def write_config(
-    folder: Path, *, rank: int = 4, target_modules: Sequence[str] = LINEAR, **changes: Any
-) -> None:
+def write_config(folder: Path, *, rank: int = 4, **changes: Any) -> None:
     """Write ``adapter_config.json`` with PEFT's keys."""
     config = {
         "peft_type": "LORA",
@@ -102,7 +100,7 @@ def write_config(
         "r": rank,
         "lora_alpha": 2 * rank,
         "lora_dropout": 0.0,
-        "target_modules": list(target_modules),
+        "target_modules": list(LINEAR),
         "bias": "none",
         "fan_in_fan_out": False,
         "use_rslora": False,
