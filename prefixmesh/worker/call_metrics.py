@@ -37,7 +37,9 @@ OUTCOMES: Final = (
     "access_denied",
     "not_found",
     "overloaded",
+    "queue_timeout",
     "over_budget",
+    "adapter_changed",
     "unavailable",
     "internal",
 )

@@ -133,6 +133,8 @@ class EngineCore:
             cache=scheduler.ledger.totals(),
             double_releases=kv.double_releases,
             steps=self._steps,
+            preemptions=scheduler.preemptions,
+            evicted_pages=kv.evicted_pages,
         )
 
     def check_invariants(self) -> None:

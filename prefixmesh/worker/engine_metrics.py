@@ -78,6 +78,14 @@ def _load_families(stats: Stats) -> Iterator[Metric]:
     yield GaugeMetricFamily("prefixmesh_engine_queued_requests", "Requests waiting for it.", stats.queued)
     yield CounterMetricFamily("prefixmesh_engine_steps", "Steps computed.", stats.steps)
     yield CounterMetricFamily(
+        "prefixmesh_engine_preemptions",
+        "Running requests that gave way for want of pages.",
+        stats.preemptions,
+    )
+    yield CounterMetricFamily(
+        "prefixmesh_cache_evicted_pages", "Cached pages given up for others.", stats.evicted_pages
+    )
+    yield CounterMetricFamily(
         "prefixmesh_engine_double_releases",
         "Cache locks released twice: bugs that were survived.",
         stats.double_releases,

@@ -44,6 +44,9 @@ class KvManager:
         self.receipts_out = 0
         """Locks that requests hold."""
 
+        self.evicted_pages = 0
+        """Cached pages that were given up for others, since the start."""
+
         self.running_pages = 0
         """Pages in the page tables of the requests that hold locks, each as often as it stands there."""
 
@@ -209,7 +212,9 @@ class KvManager:
         for owner, pages in wanted.items():
             if missing <= 0:
                 break
-            missing -= self._cache.evict(min(missing, pages), owner)
+            evicted = self._cache.evict(min(missing, pages), owner)
+            self.evicted_pages += evicted
+            missing -= evicted
         return self._allocator.allocate(count)
 
     def _explain(self, request: Request, key: RadixKey, match: MatchResult) -> Lookup:

@@ -263,6 +263,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Receipts released twice: a bug that was survived."""
 
     steps: int
+    preemptions: int = 0
+    """How often a running request had to give way for want of pages; it resumed, or ended, later."""
+
+    evicted_pages: int = 0
+    """Cached pages that were given up for others."""
 
 
 AdapterProblem = Literal["invalid", "not_found", "over_budget", "overloaded"]

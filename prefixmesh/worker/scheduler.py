@@ -75,6 +75,9 @@ class Scheduler:
         self.estimate = OutputEstimate(config.decode_room_tokens)
         """How long answers become."""
 
+        self.preemptions = 0
+        """How often a running request gave way, since the start."""
+
         self._admitter = Admitter(config, self.kv, self._batch, self._queue, self.estimate)
         self._requests: dict[str, Request] = {}
         self._events: list[Event] = []
@@ -223,6 +226,7 @@ class Scheduler:
         self._release(request, keep=True, now=now)
         self._queue.put_back(request)
         self.estimate.preempted()
+        self.preemptions += 1
 
     def _admit(self, now: float) -> None:
         while (admissions := self._admitter.admit(now)).roomless is not None:

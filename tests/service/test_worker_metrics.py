@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 
-from prefixmesh import fleet_secret
+from prefixmesh import errors, fleet_secret
 from prefixmesh.config import EngineConfig, WorkerConfig
 from prefixmesh.errors import ConfigError, InternalError, InvalidRequestError, OverloadedError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.worker import metrics
+from prefixmesh.worker.call_metrics import outcome_of
 from prefixmesh.worker.messages import Refused
 from prefixmesh.worker.server import WorkerServer
+from tests.support.fake_engine import fake_worker
+from tests.support.router_kit import token_request
 from tests.support.scraping import Page, fetch, scrape
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.servers import Worker, byte_text, eventually, failure_of, real_worker, scripted_worker
@@ -113,6 +116,38 @@ async def test_the_second_of_two_equal_prompts_raises_the_hit_rate(model: Path) 
         old, new = counters(before), counters(after)
         assert set(old) == set(new)
         assert all(new[key] >= old[key] for key in old)
+
+
+async def test_pressure_is_told() -> None:
+    """Three answers that do not fit the pool together: somebody gives way; and what a next prompt takes from the cache is counted."""
+    settings = EngineConfig(max_total_tokens=60, max_running_requests=3)
+    sampling = pb.Sampling(temperature=0, max_tokens=25, ignore_eos=True)
+    async with fake_worker(settings, metrics_port=0) as stage:
+        requests = [token_request([n] * 10, sampling=sampling) for n in range(3)]
+        await asyncio.gather(*map(stage.worker.generate, requests))
+        await stage.worker.generate(token_request([9] * 50, sampling=pb.Sampling(max_tokens=0)))
+        page = await until(stage.worker, "prefixmesh_requests_total", 4, outcome="length")
+        assert page.value("prefixmesh_engine_preemptions_total") == stage.scheduler.preemptions > 0
+        assert page.value("prefixmesh_cache_evicted_pages_total") >= 50 - 25
+        check_agreement(page)
+
+
+def test_every_error_that_a_call_may_end_in_has_an_outcome() -> None:
+    """Its own reason, or that of the kind of error it is; what only a start raises is none of a call's."""
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    told = {
+        kind.__name__: outcome_of(kind("field", "problem") if kind is InvalidRequestError else kind("x"))
+        for kind in kinds
+    }
+    by_their_kind = {
+        "FrameError": "unavailable",
+        "DoubleReleaseError": "internal",
+        "InvariantError": "internal",
+    }
+    at_start = {"ConfigError": "internal", "ModelFileError": "internal"}
+    expected = {kind.__name__: kind.reason.lower() for kind in kinds} | by_their_kind | at_start  # type: ignore[attr-defined]
+    assert told == expected
+    assert outcome_of(KeyError("x")) == "internal"
 
 
 async def test_how_calls_end_is_counted_and_a_leaving_caller_is_no_error() -> None:
