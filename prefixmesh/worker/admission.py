@@ -155,7 +155,9 @@ class AdmissionRound:
         self._queue = queue
         self._hold_min = hold_min_tokens
         self._held = queue.order.held(holders, hold_min_tokens)
-        self._skipped = np.zeros(len(queue.order), dtype=np.bool_)
+        self._open = (queue.order.roles == Role.WAITING) & ~self._held
+        """Rows that may still be chosen by what is cached of them."""
+
         self._skips = 0
         self._none_before = False
         """Whether nobody may go before the candidate that was picked last."""
@@ -178,22 +180,30 @@ class AdmissionRound:
                 return found
         return None
 
-    def skip(self, request: Request) -> bool:
-        """Leave a candidate aside that cannot start now; False when nobody may go before it."""
+    def skip(self, request: Request, *, too_long: bool) -> bool:
+        """Leave a candidate aside that cannot start now, and with ``too_long`` all that have as much to compute; False when nobody
+        may go before it."""
         self._skips += 1
         if self._none_before or self._skips > MAX_SKIPPED:
             return False
         order = self._queue.order
         row = order.row_of(request)
-        self._skipped[row] = True
-        # Those of lower priority do not take the pages that it waits for.
-        self._skipped[order.lines < order.lines[row]] = True
+        self._open[row] = False
+        # Those of lower priority do not take the room that it waits for.
+        self._open &= order.lines >= order.lines[row]
+        if too_long:
+            missing = order.limits - order.cached
+            self._open &= missing < missing[row]
         return True
 
     def took(self, request: Request) -> None:
         """``request`` was admitted: its relatives may wait for it now."""
+        order = self._queue.order
+        self._open[order.row_of(request)] = False
         self._queue.admitted(request)
-        self._held |= self._queue.order.held([request], self._hold_min)
+        held = order.held([request], self._hold_min)
+        self._held |= held
+        self._open &= ~held
 
     def _first_free(self, requests: Iterable[Request]) -> Request | None:
         """The first that is not held."""
@@ -202,21 +212,24 @@ class AdmissionRound:
 
     def _longest_cached(self, line: int) -> Request | None:
         order = self._queue.order
-        may_start = (order.lines == line) & (order.roles == Role.WAITING) & ~self._held & ~self._skipped
-        if not may_start.any():
-            return None
-        row = _best_row(order, may_start)
+        is_open = self._open if len(self._queue.lines) == 1 else self._open & (order.lines == line)
+        row = _best_row(order, is_open)
         for _ in range(MAX_LOOKS):
+            if row is None:
+                return None
             cached = self._queue.peek(order.request_at(row))
             if cached == order.cached[row]:
                 break
             order.found(row, cached)
-            row = _best_row(order, may_start)
-        return order.request_at(row)
+            row = _best_row(order, is_open)
+        return None if row is None else order.request_at(row)
 
 
-def _best_row(order: PromptOrder, may_start: npt.NDArray[np.bool_]) -> int:
+def _best_row(order: PromptOrder, is_open: npt.NDArray[np.bool_]) -> int | None:
     """The longest cached, and of several the oldest."""
-    lengths = np.where(may_start, order.cached, -1)
-    best = np.flatnonzero(lengths == lengths.max())
+    lengths = np.where(is_open, order.cached, -1)
+    longest = lengths.max()
+    if longest < 0:
+        return None
+    best = np.flatnonzero(lengths == longest)
     return int(best[order.numbers[best].argmin()])

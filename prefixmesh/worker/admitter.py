@@ -58,15 +58,19 @@ class Admitter:
             request = admissions.pick()
             if request is None:
                 break
-            if self._gets_on(request):
-                if self._kv.admit(request, self._reserve(request), now):
-                    self._start(request, admissions)
+            gets_on = self._gets_on(request)
+            if gets_on:
+                expected = self._expected_pages(request)
+                if self._kv.admit(request, self._reserve(request, expected), now):
+                    admissions.took(request)
+                    self._batch.add(request)
+                    self._batch.promise(request, expected)
                     started.append(request)
                     continue
                 if not len(self._batch):
                     return Admissions(started, request)
                 is_short = True
-            if not admissions.skip(request):
+            if not admissions.skip(request, too_long=not gets_on):
                 break
         self._pages_short = is_short and not started
         return Admissions(started, None)
@@ -105,20 +109,15 @@ class Admitter:
             would_get_on(remaining, newcomer, budget) if self._config.is_chunked else sum(remaining) < budget
         )
 
-    def _reserve(self, request: Request) -> int:
+    def _reserve(self, request: Request, expected_pages: int) -> int:
         """Pages to leave for what those who run and this one are expected to generate. Nothing when it would be alone: it is served
         as far as it gets."""
         if not len(self._batch):
             return 0
         growth = self._batch.promised_pages - self._kv.running_pages
-        own = self._expected_pages(request) - self._kv.pages_for(request.length)
+        own = expected_pages - self._kv.pages_for(request.length)
         return math.ceil(self._estimate.caution * (growth + own))
 
     def _expected_pages(self, request: Request) -> int:
         expected = self._estimate.total_tokens(request.output_tokens, request.max_tokens)
         return max(self._kv.pages_for(request.prompt_tokens + expected), request.pages)
-
-    def _start(self, request: Request, admissions: AdmissionRound) -> None:
-        admissions.took(request)
-        self._batch.add(request)
-        self.promise(request)

@@ -10,9 +10,11 @@ rises with every preemption.
 """
 
 from collections import deque
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 WINDOW: Final = 256
 """Answers remembered: enough for a tail, few enough to follow a change of traffic."""
@@ -43,6 +45,9 @@ class OutputEstimate:
         self._constant = constant_tokens
         self._ends: deque[tuple[int, bool]] = deque(maxlen=WINDOW)
         """Length, and whether it was cut."""
+        self._curve: _Curve | None = None
+        """Of the ends; None since one came."""
+
         self.caution = FIRST_CAUTION
         """Share of the expected room that an admission keeps."""
 
@@ -50,6 +55,7 @@ class OutputEstimate:
         """An answer ended; not ``by_itself`` when its limit cut it. O(1)."""
         if self._constant is None:
             self._ends.append((output_tokens, not by_itself))
+            self._curve = None
             self.caution = max(LEAST_CAUTION, self.caution * CAUTION_PER_END)
 
     def preempted(self) -> None:
@@ -58,7 +64,8 @@ class OutputEstimate:
             self.caution = min(FIRST_CAUTION, self.caution * CAUTION_PER_PREEMPTION + ADDED_CAUTION)
 
     def total_tokens(self, output_tokens: int, max_tokens: int) -> int:
-        """How long an answer is expected to become that has ``output_tokens`` and may have ``max_tokens``. O(window log window)."""
+        """How long an answer is expected to become that has ``output_tokens`` and may have ``max_tokens``. O(window), and O(window log window) when an
+        answer has ended since."""
         if self._constant is not None:
             return min(output_tokens + self._constant, max_tokens)
         prior = output_tokens + PRIOR_SHARE * (max_tokens - output_tokens)
@@ -69,12 +76,28 @@ class OutputEstimate:
 
     def _survivors_mean(self, output_tokens: int, max_tokens: int) -> float:
         """Mean length, cut at ``max_tokens``, of those that became longer than ``output_tokens``; twice that when none has."""
-        lengths, cut = np.array(sorted(self._ends), dtype=np.int64).T
+        if self._curve is None:
+            self._curve = _curve_of(self._ends)
+        lengths, survival = self._curve
         beyond = int(np.searchsorted(lengths, output_tokens, side="right"))
-        lengths, cut = lengths[beyond:], cut[beyond:]
+        lengths = lengths[beyond:]
         if not len(lengths):
             return 2.0 * output_tokens
-        at_risk = np.arange(len(lengths), 0, -1)
-        survival = np.concatenate([[1.0], np.cumprod(1.0 - (1 - cut) / at_risk)])
         edges = np.concatenate([[output_tokens], lengths.clip(max=max_tokens), [max_tokens]])
-        return float(output_tokens + (survival * np.diff(edges)).sum())
+        # Among the survivors, the share that becomes longer than each edge: 1 at the first.
+        shares = survival[beyond:] / survival[beyond]
+        return float(output_tokens + (shares * np.diff(edges)).sum())
+
+
+class _Curve(NamedTuple):
+    lengths: npt.NDArray[np.int64]
+    """Ascending."""
+
+    survival: npt.NDArray[np.float64]
+    """The share of all answers that became longer than each length, after a first 1; one more than there are lengths."""
+
+
+def _curve_of(ends: Iterable[tuple[int, bool]]) -> _Curve:
+    lengths, cut = np.array(sorted(ends), dtype=np.int64).T
+    at_risk = np.arange(len(lengths), 0, -1)
+    return _Curve(lengths, np.concatenate([[1.0], np.cumprod(1.0 - (1 - cut) / at_risk)]))

@@ -14,6 +14,7 @@ without asking the cache. Every request that waits or prefills has a row. The co
 rows is a few operations of numpy. Lengths are in tokens; what can be shared is cut to whole pages.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -28,8 +29,8 @@ _Rows = npt.NDArray[np.int64]
 FIRST_ROWS: Final = 64
 """Room to begin with; it doubles."""
 
-FIRST_LOOK_TOKENS: Final = 32
-"""Two prompts that differ mostly do so early: looked at before the whole is compared."""
+HEAD_TOKENS: Final = 16
+"""Two prompts that differ mostly do so early: their first tokens are kept as bytes, which are compared at once."""
 
 
 class Role(IntEnum):
@@ -52,6 +53,9 @@ class PromptOrder:
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._requests: list[Request] = []
+        self._heads: list[bytes] = []
+        """Each row's namespace and first tokens, in an order that is the rows'."""
+
         self._columns = np.zeros((6, FIRST_ROWS), dtype=np.int64)
 
     def __len__(self) -> int:
@@ -59,11 +63,13 @@ class PromptOrder:
 
     def add(self, request: Request, role: Role, line: int, cached_tokens: int) -> None:
         """Give a request its row. ``line`` is whom it competes with, ``cached_tokens`` what the cache holds of it now."""
-        row, before, after = self._place(request)
+        head = _head(request)
+        row, before, after = self._place(request, head)
         size = len(self._requests)
         if size == self._columns.shape[1]:
             self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], axis=1)
         self._requests.insert(row, request)
+        self._heads.insert(row, head)
         self._columns[:, row + 1 : size + 1] = self._columns[:, row:size]
         limit = (request.length - 1) // self._page_size * self._page_size
         self._columns[:, row] = (request.number, before, cached_tokens, limit, line, role)
@@ -78,7 +84,7 @@ class PromptOrder:
         size = len(self._requests)
         if row + 1 < size:  # what the rows on both sides share is what both share with this one
             self.common[row + 1] = min(self.common[row], self.common[row + 1])
-        del self._requests[row]
+        del self._requests[row], self._heads[row]
         self._columns[:, row : size - 1] = self._columns[:, row + 1 : size]
 
     def set_role(self, request: Request, role: Role) -> None:
@@ -148,7 +154,7 @@ class PromptOrder:
         if row is not None:
             near = self._relatives(row, row + 1, self.common[row], self._common_after(row), begin)
         else:
-            row, before, after = self._place(request)
+            row, before, after = self._place(request, _head(request))
             near = self._relatives(row, row, before, after, begin)
         self._raise(near, end)
 
@@ -208,32 +214,34 @@ class PromptOrder:
         return self._columns[index, : len(self._requests)]
 
     def _row_of(self, request: Request) -> int | None:
-        rows = np.flatnonzero(self.numbers == request.number)
-        return int(rows[0]) if len(rows) else None
+        if not self._requests:
+            return None
+        row = int((self.numbers == request.number).argmax())
+        return row if self._requests[row] is request else None
 
-    def _place(self, request: Request) -> tuple[int, int, int]:
+    def _place(self, request: Request, head: bytes) -> tuple[int, int, int]:
         """The row that ``request`` belongs before, and what it shares with the row before that and with that row."""
-        low, high = 0, len(self._requests)
-        before = after = 0
-        while low < high:
+        requests = self._requests
+        low = bisect_left(self._heads, head)
+        high = bisect_right(self._heads, head, low)
+        while low < high:  # all of these begin alike
             middle = (low + high) // 2
-            shared, is_later = _compare(request, self._requests[middle])
-            if is_later:
-                low, before = middle + 1, shared
+            if _is_later(request, requests[middle]):
+                low = middle + 1
             else:
-                high, after = middle, shared
-        return low, before, after
+                high = middle
+        before = shared_tokens(request, requests[low - 1]) if low else 0
+        return low, before, shared_tokens(request, requests[low]) if low < len(requests) else 0
 
 
 def shared_tokens(one: Request, other: Request) -> int:
-    """Length of the common prefix of two requests' known tokens; 0 across namespaces. O(length), O(1) for most that differ."""
+    """Length of the common prefix of two requests' known tokens; 0 across namespaces. O(length)."""
     if one.namespace != other.namespace:
         return 0
     size = min(one.length, other.length)
-    start = min(size, FIRST_LOOK_TOKENS)
-    if not np.array_equal(one.ids[:start], other.ids[:start]):
-        return _first_difference(one, other, start)
-    return _first_difference(one, other, size)
+    differs = one.ids[:size] != other.ids[:size]
+    first = int(differs.argmax())
+    return first if differs[first] else size
 
 
 def _falling(nearest: int, steps: _Rows, size: int) -> _Rows:
@@ -244,16 +252,15 @@ def _falling(nearest: int, steps: _Rows, size: int) -> _Rows:
     return shared
 
 
-def _compare(one: Request, other: Request) -> tuple[int, bool]:
-    """What two requests share, and whether ``one`` comes after ``other``."""
-    if one.namespace != other.namespace:
-        return 0, one.namespace > other.namespace
+def _is_later(one: Request, other: Request) -> bool:
+    """Whether ``one`` comes after ``other``, which is of the same namespace."""
     shared = shared_tokens(one, other)
     if shared == one.length or shared == other.length:
-        return shared, one.length > other.length
-    return shared, bool(one.ids[shared] > other.ids[shared])
+        return one.length > other.length
+    return bool(one.ids[shared] > other.ids[shared])
 
 
-def _first_difference(one: Request, other: Request, size: int) -> int:
-    differing = np.flatnonzero(one.ids[:size] != other.ids[:size])
-    return int(differing[0]) if len(differing) else size
+def _head(request: Request) -> bytes:
+    """Big-endian, so that the order of bytes is that of tokens."""
+    first = request.ids[: min(HEAD_TOKENS, request.length)]
+    return request.namespace + first.astype(">i4").tobytes()
