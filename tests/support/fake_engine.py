@@ -41,6 +41,9 @@ class HeldModel(FakeModel):
     def __init__(self, total_pages: int, page_size: int) -> None:
         super().__init__(total_pages, page_size, VOCAB_SIZE)
         self.steps = 0
+        self.is_held = False
+        """Whether a step waits now."""
+
         self._free = threading.Event()
         self._free.set()
 
@@ -51,7 +54,9 @@ class HeldModel(FakeModel):
         self._free.set()
 
     def forward(self, plan: BatchPlan) -> "torch.Tensor":
+        self.is_held = not self._free.is_set()
         self._free.wait()
+        self.is_held = False
         self.steps += 1
         logits = super().forward(plan)
         self.plans.clear()
