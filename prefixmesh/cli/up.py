@@ -32,6 +32,9 @@ _ROUTER = RouterConfig(workers=("unused:1",))
 )
 @click.option("--router-port", type=int, default=_ROUTER.port, show_default=True, help="0 takes a free port.")
 @click.option(
+    "--metrics-port", type=int, help="Worker N serves /metrics to its own node, at this + N.  [default: none]"
+)
+@click.option(
     "--api-keys-file", type=click.Path(dir_okay=False), help="Who may call; see `prefixmesh keys new --help`."
 )
 @click.option(
@@ -98,6 +101,7 @@ def _request(options: dict[str, Any]) -> "FleetRequest":
         policy=options["policy"],
         router_host=options["router_host"],
         router_port=options["router_port"],
+        metrics_port=options["metrics_port"],
         api_keys_file=options["api_keys_file"],
         isolation=options["isolation"],
         address=options["address"],

@@ -21,6 +21,7 @@ DEFAULT_CPU_WORKERS: Final = 2
 MAX_WORKERS: Final = 1024
 """One router's view is per worker; a larger number is a typing error."""
 
+MAX_PORT: Final = 65535
 LOOPBACK: Final = "127.0.0.1"
 
 _RAY_RESOLUTION: Final = 10_000
@@ -48,6 +49,9 @@ class FleetRequest:
     address: str | None = None
     """A Ray cluster to join (``auto``, ``HOST:PORT`` or ``ray://HOST:PORT``); None starts a local one that ends with the fleet."""
 
+    metrics_port: int | None = None
+    """Worker N serves its figures to its own node at this port + N, so that whoever scrapes knows where; None serves none."""
+
     start_timeout_s: float = 600.0
     """How long a worker may wait for room in the cluster and load its model; a large model on a cold disk takes minutes."""
 
@@ -56,6 +60,10 @@ class FleetRequest:
             raise ConfigError(f"workers must be 1 to {MAX_WORKERS}, got {self.workers}")
         if not self.start_timeout_s > 0:
             raise ConfigError(f"start_timeout_s must be above 0, got {self.start_timeout_s}")
+        if self.metrics_port is not None and not 1 <= self.metrics_port <= MAX_PORT - MAX_WORKERS:
+            raise ConfigError(
+                f"metrics_port must be 1 to {MAX_PORT - MAX_WORKERS}, worker 0's, got {self.metrics_port}"
+            )
         if self.api_keys_file is None and not is_loopback(self.router_host):
             raise ConfigError(
                 f"a router on {self.router_host} can be reached from other machines and needs --api-keys-file; "
@@ -142,6 +150,7 @@ def plan_fleet(request: FleetRequest, cluster: ClusterView) -> FleetPlan:
                     # Where callers need keys, nobody may name a tenant by going round the router.
                     tickets_only=request.api_keys_file is not None,
                     isolation=request.isolation,
+                    metrics_port=None if request.metrics_port is None else request.metrics_port + index,
                 ),
                 bind=bind,
                 num_cpus=num_cpus,

@@ -121,6 +121,16 @@ def test_senseless_numbers_of_workers_are_refused(workers: int) -> None:
         FleetRequest(workers=workers)
 
 
+def test_each_worker_has_a_metrics_port_that_is_known_beforehand() -> None:
+    """Several share a node, and whoever scrapes them must know where; without a port none is served."""
+    plan = plan_fleet(FleetRequest(workers=3, metrics_port=9400), LAPTOP)
+    assert [worker.config.metrics_port for worker in plan.workers] == [9400, 9401, 9402]
+    assert {worker.config.metrics_port for worker in plan_fleet(FleetRequest(), LAPTOP).workers} == {None}
+    for port in (0, -1, 65000):
+        with pytest.raises(ConfigError, match="metrics_port"):
+            FleetRequest(metrics_port=port)
+
+
 def test_workers_behind_api_keys_take_tickets_only() -> None:
     """On one machine, too, where they listen on loopback: nobody names a tenant by going round the router."""
     keyed = plan_fleet(FleetRequest(api_keys_file="keys.txt"), LAPTOP)
