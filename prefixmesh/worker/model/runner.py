@@ -81,6 +81,11 @@ class ModelRunner:
         self._graphs = graphs
         return graphs
 
+    @property
+    def replays(self) -> bool:
+        """Whether any decode step can be replayed."""
+        return self._graphs is not None and bool(self._graphs.sizes)
+
     def replay_gain_s(self, plan: BatchPlan) -> float:
         """Seconds by which replaying such a step is quicker than computing it; like ``profile`` only before the pool is used."""
         computed_s, replayed_s = (
