@@ -126,7 +126,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "machine": {
             "python": report.python,
             "cores": report.cores,
-            "yardsticks": _yardstick(report.yardstick),
+            "yardsticks": yardstick_as_json(report.yardstick),
         },
         "figures": [_as_dict(result) for result in report.results],
     }
@@ -141,30 +141,32 @@ def _as_dict(result: Result) -> dict[str, Any]:
         "size": figure.size,
         "size_of": figure.size_of,
         "unit": figure.unit,
-        "median": _rounded(measured.median),
-        "p99": _rounded(measured.p99),
-        "max": _rounded(measured.longest),
+        "median": rounded(measured.median),
+        "p99": rounded(measured.p99),
+        "max": rounded(measured.longest),
         "calls": measured.calls,
         "repeats": measured.repeats,
         "judged": figure.judged,
         "target": figure.target,
-        "scaled_target": _rounded(result.scaled_target),
+        "scaled_target": rounded(result.scaled_target),
         "met": result.met,
-        "yardsticks": _yardstick(result.yardstick),
+        "yardsticks": yardstick_as_json(result.yardstick),
         "baseline": figure.baseline and figure.baseline._asdict(),
-        "notes": {name: _rounded(value) for name, value in result.notes.items()},
+        "notes": {name: rounded(value) for name, value in result.notes.items()},
     }
 
 
-def _yardstick(yardstick: Yardstick) -> dict[str, float | None]:
+def yardstick_as_json(yardstick: Yardstick) -> dict[str, float | None]:
+    """Both measures and the scale they make."""
     return {
-        "compare_ns": _rounded(yardstick.compare_ns),
-        "call_ns": _rounded(yardstick.call_ns),
-        "scale": _rounded(yardstick.scale),
+        "compare_ns": rounded(yardstick.compare_ns),
+        "call_ns": rounded(yardstick.call_ns),
+        "scale": rounded(yardstick.scale),
     }
 
 
-def _rounded(value: float | None) -> float | None:
+def rounded(value: float | None) -> float | None:
+    """To the digits that ``--json`` tells."""
     if value is None or value == 0.0:
         return value
     return round(value, _DIGITS - 1 - math.floor(math.log10(abs(value))))

@@ -1,24 +1,9 @@
 """``prefixmesh bench``: how fast the parts are on this machine, and whether that is what was asked for."""
 
-import json
-import sys
-from typing import TYPE_CHECKING, Final
-
 import click
 
-from prefixmesh.cli.terminal import print_note
-
-if TYPE_CHECKING:
-    from rich.text import Text
-
-    from prefixmesh.bench.figures import Report, Result
-
-PIPE_WIDTH: Final = 160
-"""Where no terminal sets a width: a figure stays on its line."""
-
-LEGEND: Final = """
-yardstick: comparing 12 KiB / an empty call beside the figure, and the scale they make.
-others: the best known implementation that is compiled / the best in Python, on the machine of the targets."""
+from prefixmesh.cli.bench_cache import cache
+from prefixmesh.cli.bench_engine import engine
 
 
 @click.group()
@@ -26,111 +11,5 @@ def bench() -> None:
     """Measure the parts on this machine."""
 
 
-def _check_names(ctx: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> frozenset[str]:
-    from prefixmesh.bench.cache_plan import NAMES
-
-    for name in names:
-        if name not in NAMES:
-            raise click.BadParameter(f"{name!r} is not one of {', '.join(NAMES)}", ctx, parameter)
-    return frozenset(names)
-
-
-@bench.command(short_help="Measure the prefix cache: times, memory, pauses.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--check", is_flag=True, help="Exit with 1 when a figure is not what was asked for.")
-@click.option(
-    "--quick", is_flag=True, help="Small trees and few repeats, in seconds: no measure of anything."
-)
-@click.option(
-    "--only", "names", multiple=True, callback=_check_names, help="Only this figure; may be repeated."
-)
-def cache(*, as_json: bool, check: bool, quick: bool, names: frozenset[str]) -> None:
-    """Measure the prefix cache with everything switched on, at page sizes 1 and 16, in one or two minutes.
-
-    Targets were set on one machine, and are scaled to this one by what two things take here, measured beside each figure:
-    comparing two equal 12 KiB objects (220 ns there) and calling an empty method (26 ns there). Run it where nothing else runs.
-    """
-    from prefixmesh.bench import cache_bench, figures
-    from prefixmesh.bench.cache_plan import FULL, QUICK
-
-    report = cache_bench.run_cache_bench(QUICK if quick else FULL, names, print_note)
-    if as_json:
-        click.echo(json.dumps(figures.as_json(report), indent=2))
-    else:
-        _print_table(report, quick=quick)
-    if check and report.missed:
-        missed = ", ".join(f"{one.figure.name} (page {one.figure.page_size})" for one in report.missed)
-        raise click.ClickException(f"{len(report.missed)} of {_judged(report)} figures missed: {missed}")
-
-
-def _judged(report: "Report") -> int:
-    return sum(result.met is not None for result in report.results)
-
-
-def _print_table(report: "Report", *, quick: bool) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    yardstick = report.yardstick
-    click.echo(
-        f"Python {report.python}, {report.cores} cores · 12 KiB compared in {yardstick.compare_ns:.0f} ns, empty call "
-        f"{yardstick.call_ns:.0f} ns: {yardstick.scale:.2f} × the machine of the targets"
-    )
-    if quick:
-        click.echo("quick: small trees and few repeats; these figures are no measure of anything")
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("figure", no_wrap=True)
-    for name in ("page", "size", "median", "p99", "longest", "target", "scaled"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("yardstick", justify="right", no_wrap=True)
-    table.add_column("others, page 1", justify="right", no_wrap=True)
-    for result in report.results:
-        table.add_row(*_row(result))
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    console.print(table)
-    for line in notes(report):
-        click.echo(line)
-
-
-def _row(result: "Result") -> "list[str | Text]":
-    from rich.text import Text
-
-    figure, measured, yardstick = result.figure, result.measurement, result.yardstick
-    unit = figure.unit.replace("us", "µs").replace("x", "×")
-    verdict = {None: Text(""), True: Text("met", "green"), False: Text("missed", "red")}[result.met]
-    others = figure.baseline
-    return [
-        figure.title,
-        f"{figure.page_size}",
-        f"{figure.size:,}",
-        f"{amount(measured.median)} {unit}",
-        amount(measured.p99),
-        amount(measured.longest),
-        amount(figure.target),
-        amount(result.scaled_target),
-        verdict,
-        f"{yardstick.compare_ns:.0f} / {yardstick.call_ns:.0f} ns, {yardstick.scale:.2f}",
-        f"{amount(others.compiled)} / {amount(others.python)}" if others else "",
-    ]
-
-
-def amount(value: float | None) -> str:
-    """Three significant digits and no fewer than there are before the point; nothing for None."""
-    if value is None:
-        return ""
-    decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
-    return f"{value:,.{decimals}f}"
-
-
-def notes(report: "Report") -> list[str]:
-    """Below the table: what its columns mean, and what else was seen."""
-    lines = [LEGEND]
-    for result in report.results:
-        if result.notes:
-            seen = ", ".join(
-                f"{name.replace('_', ' ')} {amount(value)}" for name, value in result.notes.items()
-            )
-            lines.append(f"{result.figure.title.strip()}, page {result.figure.page_size}: {seen}")
-    return lines
+bench.add_command(cache)
+bench.add_command(engine)

@@ -15,7 +15,7 @@ from prefixmesh.bench.memory import measure_memory
 from prefixmesh.bench.timing import Measurement, Sample, combine, summarise
 from prefixmesh.bench.trees import Grove
 from prefixmesh.bench.yardstick import CALL_REFERENCE_NS, COMPARE_REFERENCE_NS, Yardstick, mean_yardstick
-from prefixmesh.cli.bench import amount
+from prefixmesh.cli.bench_table import amount
 from prefixmesh.cli.main import main
 
 TWICE_AS_SLOW = Yardstick(2 * COMPARE_REFERENCE_NS, 2 * CALL_REFERENCE_NS)
