@@ -77,12 +77,27 @@ def _guard_stream(
             messages = cast(AsyncGenerator[Message | bytes], function(_parse(method, data), context))
             async with aclosing(messages):
                 async for message in messages:
-                    await context.write(message)
+                    await _write(context, message)
+        except _CallerGoneError as error:
+            # What gRPC is about to do itself, and takes for the end of the call: it says nothing to nobody.
+            raise asyncio.CancelledError from error
         except (PrefixmeshError, asyncio.CancelledError, Exception) as error:
             if not await _end_call(method, error, context):
                 raise
 
     return handle
+
+
+class _CallerGoneError(Exception):
+    """A call ended under its handler."""
+
+
+async def _write(context: AnyContext, message: Message | bytes) -> None:
+    """Send; raises _CallerGoneError in the moment between the caller's leaving and gRPC's cancelling the handler for it."""
+    try:
+        await context.write(message)
+    except grpc.aio.InternalError as error:
+        raise _CallerGoneError from error
 
 
 async def _end_call(method: MethodDescriptor, error: BaseException, context: AnyContext) -> bool:

@@ -1,5 +1,6 @@
 """The error tree on the wire: each error becomes a gRPC status with a ``google.rpc.ErrorInfo``, and comes back as itself."""
 
+import logging
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -11,6 +12,8 @@ from google.rpc import error_details_pb2, status_pb2
 from prefixmesh import errors
 from prefixmesh.errors import InvalidRequestError, PrefixmeshError
 from prefixmesh.rpc.channel import MAX_MESSAGE_BYTES
+
+_log = logging.getLogger(__name__)
 
 ERROR_DOMAIN: Final = "prefixmesh"
 _MAX_MESSAGE_CHARS: Final = 1000
@@ -57,6 +60,9 @@ async def end_call(context: AnyContext, error: PrefixmeshError) -> None:
         await context.abort(code, message, trailer)
     except grpc.aio.AbortError as aborted:
         aborted.__traceback__ = aborted.__context__ = None
+    except grpc.aio.InternalError:
+        # The caller left, or its deadline passed, while the status was on its way: there is nobody to be told.
+        _log.debug("status_not_sent code=%s", code.name)
 
 
 def from_rpc_error(error: grpc.RpcError) -> PrefixmeshError:

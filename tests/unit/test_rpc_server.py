@@ -17,7 +17,7 @@ from prefixmesh.errors import InternalError, InvalidRequestError, PrefixmeshErro
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import inference_pb2_grpc as pb_grpc
 from prefixmesh.rpc.channel import MAX_MESSAGE_BYTES, open_channel
-from prefixmesh.rpc.server import add_service, make_server
+from prefixmesh.rpc.server import _guard_stream, _guard_unary, add_service, make_server
 from prefixmesh.rpc.status import AnyContext, from_rpc_error
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Inference"]
@@ -264,6 +264,43 @@ async def test_a_callers_leaving_closes_the_stream_behind_it(way: str) -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()
             assert isinstance(from_rpc_error(caught.value), errors.DeadlineError)
+
+
+class GoneCall:
+    """The context of a call that has ended in gRPC's core, of which its handler was not told yet: every operation fails."""
+
+    async def write(self, message: object) -> None:
+        raise grpc.aio.InternalError("execute_batch")
+
+    async def abort(self, *status: object) -> None:
+        raise grpc.aio.InternalError("execute_batch")
+
+    def cancelled(self) -> bool:
+        return False
+
+
+async def test_a_caller_that_leaves_in_the_middle_of_a_write_is_no_bug_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The stream behind it is closed, the handler ends as if cancelled, and no log calls it an error (F71)."""
+    service = Service()
+    context: Any = GoneCall()
+    handle: Any = _guard_stream(SERVICE.methods_by_name["Generate"], service.Generate)
+    with caplog.at_level(logging.INFO), pytest.raises(asyncio.CancelledError):
+        await handle(pb.GenerateRequest(text="a").SerializeToString(), context)
+    assert service.open_streams == 0
+    assert not caplog.records
+
+
+async def test_a_status_that_nobody_waits_for_any_more_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    """The same between a handler's error and its status on the wire."""
+    service = Service()
+    service.error = errors.DeadlineError("too late")
+    context: Any = GoneCall()
+    handle: Any = _guard_unary(SERVICE.methods_by_name["Tokenize"], service.Tokenize)
+    with caplog.at_level(logging.INFO):
+        assert await handle(b"", context) is None
+    assert not caplog.records
 
 
 async def test_a_stream_its_reader_neglects_is_closed_on_cancel() -> None:
