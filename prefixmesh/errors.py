@@ -139,6 +139,8 @@ class FrameError(UnavailableError):
 class DeviceLostError(UnavailableError):
     """The GPU does not answer any more, or answers every call with the same error. Only a new process can use it again."""
 
+    reason = "DEVICE_LOST"
+
 
 class DeadlineError(PrefixmeshError):
     """The call's deadline passed before it was answered."""

@@ -143,6 +143,7 @@ def test_every_error_that_a_call_may_end_in_has_an_outcome() -> None:
         "FrameError": "unavailable",
         "DoubleReleaseError": "internal",
         "InvariantError": "internal",
+        "DeviceLostError": "unavailable",
     }
     at_start = {"ConfigError": "internal", "ModelFileError": "internal"}
     expected = {kind.__name__: kind.reason.lower() for kind in kinds} | by_their_kind | at_start  # type: ignore[attr-defined]
