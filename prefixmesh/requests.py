@@ -298,6 +298,15 @@ def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
     _in_range("sampling.min_tokens", min_tokens, 0, max_tokens)
 
 
+def check_resumed(resumed_tokens: int, max_tokens: int) -> None:
+    """Refuse more tokens that were generated already than the answer may have; raises InvalidRequestError. Before they are sent on:
+    a message may carry millions."""
+    if resumed_tokens > max_tokens:
+        raise InvalidRequestError(
+            "resumed_output", f"at most max_tokens, {max_tokens}, allowed, got {resumed_tokens} tokens"
+        )
+
+
 def resolve_max_tokens(prompt_tokens: int, max_tokens: int | None, context_length: int) -> int:
     """The output limit that holds for a prompt in a context; raises InvalidRequestError when the two do not fit.
 

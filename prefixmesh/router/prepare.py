@@ -14,6 +14,7 @@ from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.requests import (
     GenerateRequest,
     Prompt,
+    check_resumed,
     resolve_max_tokens,
 )
 from prefixmesh.router.model import RouterModel
@@ -120,7 +121,8 @@ class RequestPreparer:
     ) -> PreparedRequest:
         prompt = self._model.prompts.build(request.prompt, namespace)
         prompt_tokens, max_tokens = count(prompt.tokens), request.sampling.max_tokens
-        resolve_max_tokens(prompt_tokens, max_tokens, context_length)
+        most = resolve_max_tokens(prompt_tokens, max_tokens, context_length)
+        check_resumed(count(request.resumed_output), most)
         if len(prompt.tokens) + len(request.resumed_output) > MAX_MESSAGE_BYTES - ENVELOPE_BYTES:
             raise InvalidRequestError(
                 "prompt",

@@ -28,6 +28,7 @@ from prefixmesh.requests import (
     Prompt,
     SamplingParams,
     check_min_tokens,
+    check_resumed,
     resolve_max_tokens,
 )
 from prefixmesh.rpc.status import AnyContext
@@ -166,6 +167,7 @@ class InferenceService:
         prompt = await self._build(request.prompt, namespace)
         prompt_tokens = count(prompt.tokens)
         sampling = self._engine_sampling(request.sampling, prompt_tokens)
+        check_resumed(count(request.resumed_output), sampling.max_tokens)
         head = AnswerHead(
             request_id=caller.request_id,
             worker_id=self._worker_id,

@@ -196,6 +196,11 @@ async def test_one_client_id_twice_in_parallel_is_two_requests() -> None:
         (token_request([5] * 2000), "tokens.ids", "1000"),
         (token_request([5] * 990, sampling=pb.Sampling(max_tokens=16)), "sampling.max_tokens", "at most 10"),
         (pb.GenerateRequest(text="y" * 2_000_000), "text", "bytes"),
+        (
+            token_request([5] * 990, resumed_output=bytes(44)),
+            "resumed_output",
+            "at most max_tokens, 10, allowed, got 11",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
