@@ -23,7 +23,7 @@ from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.rpc.status import from_rpc_error
 from prefixmesh.tokens import unpack
 from prefixmesh.worker.messages import Refused, Submit
-from tests.service.test_router_with_worker import TEXT, router_before, scripted_model
+from tests.support.routed_worker import TEXT, router_before, scripted_model
 from tests.support.router_kit import Router, headers
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.servers import Worker, eventually, failure_of, records_of, rest_of, scripted_worker

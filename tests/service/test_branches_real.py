@@ -11,7 +11,7 @@ from prefixmesh.client import Answer, AsyncClient, branch_seed
 from prefixmesh.config import EngineConfig
 from prefixmesh.proto.v1 import worker_control_pb2 as control_pb
 from prefixmesh.worker.prefill_savings import prefill_savings
-from tests.service.test_router_with_worker import router_before
+from tests.support.routed_worker import router_before
 from tests.support.router_kit import running_router
 from tests.support.servers import Worker, real_worker
 from tests.support.tiny_model import make_tiny_model

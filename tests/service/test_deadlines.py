@@ -25,8 +25,8 @@ from prefixmesh.text.prompts import BuiltPrompt, PromptBuilder
 from prefixmesh.worker.answer_grammar import AnswerGrammar
 from prefixmesh.worker.grammar_queue import GrammarQueue
 from prefixmesh.worker.messages import Submit
-from tests.service.test_router_with_worker import router_before, scripted_model
 from tests.support.fake_engine import fake_worker
+from tests.support.routed_worker import router_before, scripted_model
 from tests.support.router_kit import token_request
 from tests.support.scripted_engine import INFO, ScriptedEngine
 from tests.support.servers import Worker, eventually, rest_of, scripted_worker

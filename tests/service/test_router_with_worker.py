@@ -1,8 +1,6 @@
 """A router in front of the real worker: the two speak one protocol, and one client talks to either."""
 
 import dataclasses
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,57 +8,15 @@ import grpc
 import grpc.aio
 import pytest
 
-from prefixmesh.config import EngineConfig, RouterConfig
+from prefixmesh.config import EngineConfig
 from prefixmesh.errors import CancelledError, InvalidRequestError, PrefixmeshError, UnavailableError
 from prefixmesh.proto.v1 import inference_pb2 as pb
-from prefixmesh.router.model import RouterModel
-from prefixmesh.router.server import RouterServer
-from prefixmesh.rpc.channel import open_channel
-from prefixmesh.text.answer_memory import AnswerMemory
-from prefixmesh.text.prompts import PromptBuilder, text_digest
 from prefixmesh.tokens import pack
-from tests.support.router_kit import Router, chat_request, headers
-from tests.support.scripted_engine import INFO, ScriptedEngine
-from tests.support.servers import Worker, byte_text, eventually, real_worker, scripted_worker
+from tests.support.routed_worker import TEXT, router_before, scripted_model
+from tests.support.router_kit import chat_request, headers
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.servers import eventually, real_worker, scripted_worker
 from tests.support.tiny_model import make_tiny_model
-
-TEXT = (
-    "a prompt that is long enough to fill more than one block of the router, which has 64 tokens to a block"
-)
-
-
-def scripted_model() -> RouterModel:
-    text = byte_text()
-    return RouterModel(
-        name=INFO.model,
-        revision=INFO.model_revision,
-        tokenizer_digest=text_digest(text.tokenizer, text.template),
-        context_length=INFO.context_length,
-        prompts=PromptBuilder(
-            text.tokenizer, text.template, AnswerMemory(2**20), context_length=INFO.context_length
-        ),
-    )
-
-
-@asynccontextmanager
-async def router_before(worker: Worker, model: RouterModel | str) -> AsyncIterator[Router]:
-    """A router in front of one worker, with a model of the test's or the files of one."""
-    name = model if isinstance(model, str) else model.name
-    server = RouterServer(
-        RouterConfig(workers=(worker.bound.address,), model=name),
-        worker.secret,
-        model=None if isinstance(model, str) else model,
-    )
-    bound = await server.start()
-    try:
-        async with open_channel(bound.address) as channel:
-            router = Router(
-                server=server, address=bound.address, secret=worker.secret, workers=[], channel=channel
-            )
-            await router.until_ready(1)
-            yield router
-    finally:
-        await server.stop(0.0)
 
 
 async def read_all(call: Any) -> None:
