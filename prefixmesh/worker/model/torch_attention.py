@@ -19,7 +19,7 @@ from prefixmesh.worker.batch_plan import BatchPlan, IntArray
 from prefixmesh.worker.cascade_plan import CascadeLevel, CascadePlan, CascadeRule, build_cascade
 from prefixmesh.worker.model.attention_groups import group_by_length, kv_lengths, segment_slots
 from prefixmesh.worker.model.kv_pool import KVPool
-from prefixmesh.worker.model.paged_products import Gathered, PagedProducts, Part
+from prefixmesh.worker.model.paged_products import PagedProducts, Part, Slots
 
 CPU_GROUP_TOKENS: Final = 4096
 """Padded tokens per decode group on a CPU, so that the gathered K and V stay in cache."""
@@ -43,8 +43,7 @@ class _Rows:
     start: int
     end: int
     tokens: int
-    slots: torch.Tensor
-    """[num_kv_heads * tokens] head by head; int32."""
+    slots: Slots
 
     block_rows: int
     causal: bool
@@ -58,8 +57,8 @@ class _Singles:
     """[G] int64, where their queries stand."""
 
     tokens: int
-    slots: torch.Tensor
-    """[G * num_kv_heads * tokens] head by head. Padding points to the sequence's own first token, so that it is finite."""
+    slots: Slots
+    """[G, tokens]. Padding points to the sequence's own first token, so that it is finite."""
 
     mask: torch.Tensor | None
     """[G, 1, 1, tokens] 0 or -inf, in the model's dtype; None when all are equally long."""
@@ -134,13 +133,17 @@ class TorchAttention:
                 mixed = self._products.rows(q[start:end], kv, visible, causal=True)
                 by_head[start:end] = mixed.permute(2, 0, 1, 3)
         for singles in self._plain.singles:
-            kv = self._products.gather(layer, singles.slots, singles.tokens)
-            mixed = self._products.singles(q.index_select(0, singles.rows), kv, singles.mask)
-            out.index_copy_(0, singles.rows, mixed)
+            out.index_copy_(0, singles.rows, self._mixed(singles, layer, q.index_select(0, singles.rows)))
         if self._cascade is not None:
             merged = self._merged(self._cascade, layer, q.index_select(0, self._cascade.rows))
             out.index_copy_(0, self._cascade.rows, merged.to(q.dtype))
         return out
+
+    def _mixed(self, singles: _Singles, layer: int, q: torch.Tensor) -> torch.Tensor:
+        if len(q) == 1 and self._products.wide:
+            return self._products.one(q, layer, singles.slots)
+        kv = self._products.gather(layer, singles.slots, singles.tokens)
+        return self._products.singles(q, kv, singles.mask)
 
     def _merged(self, cascade: _Cascade, layer: int, q: torch.Tensor) -> torch.Tensor:
         """Own parts first, then what is shared merged into them, in float32."""
@@ -192,21 +195,17 @@ class TorchAttention:
                 )
                 for segment in several.tolist()
             ],
-            singles=[
-                self._singles(segments, single[group], lengths, starts) for group in groups
-            ],
+            singles=[self._singles(segments, single[group], lengths, starts) for group in groups],
         )
 
-    def _rows(
-        self, segments: _Segments, segment: int, bounds: IndexArray, *, causal: bool
-    ) -> _Rows:
+    def _rows(self, segments: _Segments, segment: int, bounds: IndexArray, *, causal: bool) -> _Rows:
         tokens = int(kv_lengths(segments, self._page_size)[segment])
         slots = segment_slots(segments, segment, tokens, self._page_size)
         return _Rows(
             start=int(bounds[0]),
             end=int(bounds[1]),
             tokens=tokens,
-            slots=self._on_device(slots),
+            slots=Slots(slots, self._device),
             block_rows=self._products.block_rows(tokens),
             causal=causal,
         )
@@ -228,12 +227,9 @@ class TorchAttention:
         return _Singles(
             rows=torch.tensor(starts[chosen], dtype=torch.int64, device=self._device),
             tokens=longest,
-            slots=self._on_device(slots),
+            slots=Slots(slots, self._device),
             mask=mask,
         )
-
-    def _on_device(self, slots: IntArray) -> torch.Tensor:
-        return torch.from_numpy(self._products.head_slots(slots).reshape(-1)).to(self._device)
 
 
 def _blocks(rows: _Rows) -> Iterator[tuple[int, int, int]]:
