@@ -113,8 +113,9 @@ class AdmissionQueue:
         """Those that have waited as long as they may, still queued. O(expired log queue)."""
         return self._deadlines.take_expired(now)
 
-    def open_round(self, holders: Iterable[Request], hold_min_tokens: int) -> "AdmissionRound":
-        """The candidates of one step; ``holders`` prefill and will offer what they compute. O(queue) at numpy's speed."""
+    def open_round(self, holders: Iterable[Request], hold_min_tokens: int | None) -> "AdmissionRound":
+        """The candidates of one step; ``holders`` prefill and will offer what they compute. Without ``hold_min_tokens`` nobody is
+        held. O(queue) at numpy's speed."""
         return AdmissionRound(self, holders, hold_min_tokens)
 
     def check_bounds(self) -> bool:
@@ -151,13 +152,17 @@ class AdmissionQueue:
 class AdmissionRound:
     """One step's choices. Between two of them nothing may leave the queue but what was admitted."""
 
-    def __init__(self, queue: AdmissionQueue, holders: Iterable[Request], hold_min_tokens: int) -> None:
+    def __init__(
+        self, queue: AdmissionQueue, holders: Iterable[Request], hold_min_tokens: int | None
+    ) -> None:
         self._queue = queue
+        self._holders = list(holders)
         self._hold_min = hold_min_tokens
-        self._held = queue.order.held(holders, hold_min_tokens)
-        self._open = (queue.order.roles == Role.WAITING) & ~self._held
+        self._held = np.zeros(len(queue.order), dtype=np.bool_)
+        self._open = queue.order.roles == Role.WAITING
         """Rows that may still be chosen by what is cached of them."""
 
+        self._hold_for(self._holders)
         self._skips = 0
         self._none_before = False
         """Whether nobody may go before the candidate that was picked last."""
@@ -201,27 +206,43 @@ class AdmissionRound:
         order = self._queue.order
         self._open[order.row_of(request)] = False
         self._queue.admitted(request)
-        held = order.held([request], self._hold_min)
-        self._held |= held
-        self._open &= ~held
+        self._holders.append(request)
+        self._hold_for([request])
+
+    def _hold_for(self, holders: Iterable[Request]) -> None:
+        if self._hold_min is not None:
+            held = self._queue.order.held(holders, self._hold_min)
+            self._held |= held
+            self._open &= ~held
+
+    def _look(self, row: int) -> bool:
+        """Look into the cache for one candidate; returns whether what was thought of it was right."""
+        order = self._queue.order
+        cached = self._queue.peek(order.request_at(row))
+        if cached == order.cached[row]:
+            return True
+        order.found(row, cached)
+        self._hold_for(self._holders)  # who has less than was thought may gain more by waiting
+        return False
 
     def _first_free(self, requests: Iterable[Request]) -> Request | None:
         """The first that is not held."""
-        order = self._queue.order
-        return next((request for request in requests if not self._held[order.row_of(request)]), None)
+        for request in requests:
+            row = self._queue.order.row_of(request)
+            if not self._held[row]:
+                self._look(row)
+                if not self._held[row]:
+                    return request
+        return None
 
     def _longest_cached(self, line: int) -> Request | None:
         order = self._queue.order
         is_open = self._open if len(self._queue.lines) == 1 else self._open & (order.lines == line)
         row = _best_row(order, is_open)
         for _ in range(MAX_LOOKS):
-            if row is None:
-                return None
-            cached = self._queue.peek(order.request_at(row))
-            if cached == order.cached[row]:
+            if row is None or self._look(row):
                 break
-            order.found(row, cached)
-            row = _best_row(order, is_open)
+            row = _best_row(order, is_open & self._open)
         return None if row is None else order.request_at(row)
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from prefixmesh.worker.admission import AdmissionQueue, AdmissionRound
 from prefixmesh.worker.kv_manager import KvManager
 from prefixmesh.worker.output_estimate import OutputEstimate
+from prefixmesh.worker.pages_ahead import Growth, most_needed
 from prefixmesh.worker.prefill_share import share_out, would_get_on
 from prefixmesh.worker.request import Request
 from prefixmesh.worker.running_batch import RunningBatch
@@ -60,11 +61,11 @@ class Admitter:
                 break
             gets_on = self._gets_on(request)
             if gets_on:
-                expected = self._expected_pages(request)
+                expected = self.expected_pages(request)
                 if self._kv.admit(request, self._reserve(request, expected), now):
                     admissions.took(request)
                     self._batch.add(request)
-                    self._batch.promise(request, expected)
+                    request.promised_pages = expected
                     started.append(request)
                     continue
                 if not len(self._batch):
@@ -75,9 +76,10 @@ class Admitter:
         self._pages_short = is_short and not started
         return Admissions(started, None)
 
-    def promise(self, request: Request) -> None:
-        """Say anew how many pages a running request will have needed at its end. O(window of the estimate)."""
-        self._batch.promise(request, self._expected_pages(request))
+    def expected_pages(self, request: Request) -> int:
+        """How many pages a request is expected to have at its end. O(window of the estimate)."""
+        expected = self._estimate.total_tokens(request.output_tokens, request.max_tokens)
+        return max(self._kv.pages_for(request.prompt_tokens + expected), request.pages)
 
     def prefill_sizes(self) -> list[int]:
         """Tokens that the step computes of each prefilling request, in order of admission."""
@@ -92,9 +94,9 @@ class Admitter:
         return not self._has_share(1)
 
     def _open_round(self) -> AdmissionRound:
-        holders: list[Request] = []
-        if self._config.shares_prefixes:
-            holders = [request for request in self._batch.prefilling if self._kv.offers(request)]
+        if not self._config.shares_prefixes:
+            return self._queue.open_round([], None)
+        holders = [request for request in self._batch.prefilling if self._kv.offers(request)]
         return self._queue.open_round(holders, self._config.hold_min_tokens)
 
     def _remaining(self) -> list[int]:
@@ -111,13 +113,15 @@ class Admitter:
 
     def _reserve(self, request: Request, expected_pages: int) -> int:
         """Pages to leave for what those who run and this one are expected to generate. Nothing when it would be alone: it is served
-        as far as it gets."""
+        as far as it gets. O(running log running)."""
         if not len(self._batch):
             return 0
-        growth = self._batch.promised_pages - self._kv.running_pages
-        own = expected_pages - self._kv.pages_for(request.length)
-        return math.ceil(self._estimate.caution * (growth + own))
-
-    def _expected_pages(self, request: Request) -> int:
-        expected = self._estimate.total_tokens(request.output_tokens, request.max_tokens)
-        return max(self._kv.pages_for(request.prompt_tokens + expected), request.pages)
+        page_size = self._kv.page_size
+        wanted = self._kv.pages_for(request.length)
+        found = self._queue.order.cached_tokens(request) // page_size
+        growths = [
+            Growth(other.promised_pages - other.pages, other.pages - other.matched_tokens // page_size)
+            for other in self._batch
+        ]
+        growths.append(Growth(expected_pages - wanted, wanted - found))
+        return math.ceil(self._estimate.caution * most_needed(growths))

@@ -47,9 +47,6 @@ class KvManager:
         self.evicted_pages = 0
         """Cached pages that were given up for others, since the start."""
 
-        self.running_pages = 0
-        """Pages in the page tables of the requests that hold locks, each as often as it stands there."""
-
     @property
     def total_pages(self) -> int:
         """Size of the pool."""
@@ -115,7 +112,6 @@ class KvManager:
         request.page_table[matched_pages:wanted] = fresh
         request.shared_pages = matched_pages
         request.pages = wanted
-        self.running_pages += wanted
         request.matched_tokens = request.computed = match.matched_tokens
         request.admitted_after_flushes = self._flushes
         return True
@@ -130,7 +126,6 @@ class KvManager:
         for request, page in zip(requests, fresh.tolist(), strict=True):
             request.page_table[request.pages] = page
             request.pages += 1
-        self.running_pages += len(requests)
         return True
 
     def commit(self, request: Request, now: float) -> None:
@@ -167,7 +162,6 @@ class KvManager:
         if keep:
             self.commit(request, now)
         private = request.page_table[request.shared_pages : request.pages].copy()
-        self.running_pages -= request.pages
         request.pages = request.shared_pages = request.computed = 0
         self._release_receipt(request)
         if len(private):

@@ -4,9 +4,8 @@
 keeping none preempts. The last answers tell. One that was cut by its own limit tells only that it would have become longer than
 that, and counts so (the product-limit estimate of Kaplan and Meier): a short limit does not make answers look short.
 
-How much of the expected room is really kept is learnt as well (``caution``). Answers end one by one and give back their pages,
-so the sum of all is never needed at once, unless they all began together: it falls with every answer that ends, and
-rises with every preemption.
+How much of the expected room is really kept is learnt as well (``caution``). Kept whole, nobody gives way and much of the pool is
+idle; it falls with every answer that ends, and rises with every preemption.
 """
 
 from collections import deque
@@ -28,13 +27,12 @@ PRIOR_SHARE: Final = 0.5
 MIN_AHEAD_TOKENS: Final = 16
 """An estimate looks at least so far ahead, so that it is not made anew with every token."""
 
-FIRST_CAUTION: Final = 1.0
+MOST_CAUTION: Final = 1.0
 LEAST_CAUTION: Final = 0.1
-CAUTION_PER_END: Final = 0.98
-"""A tenth of the room is left after some 110 answers without a preemption."""
-
-CAUTION_PER_PREEMPTION: Final = 1.5
-ADDED_CAUTION: Final = 0.1
+CAUTION_PER_END: Final = 0.95
+CAUTION_PER_PREEMPTION: Final = 1.1
+"""Where answers are as long as expected, the two meet at one preemption for every two answers: fewer leave more of the pool idle
+than the preempted have to compute again (`docs/engine.md` has the figures)."""
 
 
 class OutputEstimate:
@@ -48,7 +46,7 @@ class OutputEstimate:
         self._curve: _Curve | None = None
         """Of the ends; None since one came."""
 
-        self.caution = FIRST_CAUTION
+        self.caution = MOST_CAUTION
         """Share of the expected room that an admission keeps."""
 
     def ended(self, output_tokens: int, *, by_itself: bool) -> None:
@@ -61,7 +59,7 @@ class OutputEstimate:
     def preempted(self) -> None:
         """Too little room was kept. O(1)."""
         if self._constant is None:
-            self.caution = min(FIRST_CAUTION, self.caution * CAUTION_PER_PREEMPTION + ADDED_CAUTION)
+            self.caution = min(MOST_CAUTION, self.caution * CAUTION_PER_PREEMPTION)
 
     def total_tokens(self, output_tokens: int, max_tokens: int) -> int:
         """How long an answer is expected to become that has ``output_tokens`` and may have ``max_tokens``. O(window), and O(window log window) when an

@@ -107,7 +107,7 @@ class Request:
     """Tokens found in the cache at the last admission."""
 
     promised_pages: int = 0
-    """Pages that it is expected to need until its end: what an admission of others leaves room for."""
+    """Pages that a running request is expected to have at its end: what an admission of others leaves room for."""
 
     admitted_at: float | None = None
     """First admission; a resumption does not change it."""

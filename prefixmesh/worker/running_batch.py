@@ -16,8 +16,6 @@ class RunningBatch:
         self._all: dict[Request, None] = {}
         self._prefilling: dict[Request, None] = {}
         self._decoding: dict[Request, None] = {}
-        self.promised_pages = 0
-        """Pages that all of them are expected to need until their ends, each its own."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -40,11 +38,6 @@ class RunningBatch:
         request.phase = Phase.PREFILLING
         self._all[request] = self._prefilling[request] = None
 
-    def promise(self, request: Request, pages: int) -> None:
-        """So many pages ``request`` is expected to need."""
-        self.promised_pages += pages - request.promised_pages
-        request.promised_pages = pages
-
     def start_decoding(self, request: Request) -> None:
         """Its known tokens are all computed."""
         request.phase = Phase.DECODING
@@ -53,7 +46,6 @@ class RunningBatch:
 
     def remove(self, request: Request) -> None:
         """Take a request out, whatever it did; its next phase is the caller's to set."""
-        self.promise(request, 0)
         del self._all[request]
         self._prefilling.pop(request, None)
         self._decoding.pop(request, None)

@@ -219,7 +219,7 @@ class Scheduler:
         )
         for request in grown:
             if request.pages > request.promised_pages:
-                self._admitter.promise(request)
+                request.promised_pages = self._admitter.expected_pages(request)
         return len(self._batch) < before
 
     def _preempt(self, request: Request, now: float) -> None:

@@ -85,6 +85,7 @@ class CanaryRun:
                 schedule_policy="lpm",
                 context_length=options.context_length,
                 vocab_size=FAKE_VOCAB,
+                hold_min_tokens=64,  # so much that relatives often prefill side by side, and one frees duplicates
                 decode_room_tokens=0,  # so little that the running run out of pages again and again
             ),
             self.allocator,

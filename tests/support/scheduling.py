@@ -1,10 +1,12 @@
 """A scheduler with a real cache over a fake model, driven step by step by tests."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from prefixmesh import tokens
 from prefixmesh.cache.base import PrefixCache
 from prefixmesh.cache.factory import make_prefix_cache
+from prefixmesh.cache.ledger import CacheLedger
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.radix_cache import DEFAULT_OPTIONS, RadixOptions
 from prefixmesh.config import PrefixCacheKind, SchedulePolicy
@@ -19,6 +21,7 @@ from prefixmesh.worker.messages import (
     TokensOut,
 )
 from prefixmesh.worker.prefill_savings import PrefillShape
+from prefixmesh.worker.request import Request
 from prefixmesh.worker.scheduler import Scheduler, SchedulerConfig, Step
 from tests.support.fake_model import FAKE_VOCAB, FakeModel
 
@@ -78,7 +81,8 @@ def submit_command(
 
 
 class Bench:
-    """Scheduler, cache, pages and fake model, with a clock that ticks once a call; invariants are checked after each."""
+    """Scheduler, cache, pages and fake model, with a clock that ticks once a call; invariants are checked after each
+    unless ``check_each`` is False."""
 
     def __init__(
         self,
@@ -96,7 +100,9 @@ class Bench:
         max_passed_over: int = 32,
         queue_timeout_s: float = 0.0,
         options: RadixOptions = DEFAULT_OPTIONS,
+        check_each: bool = True,
     ) -> None:
+        self._check_each = check_each
         self.allocator = PageAllocator(total_pages)
         self.cache: PrefixCache = make_prefix_cache(kind, self.allocator, page_size, options)
         self.scheduler = Scheduler(
@@ -173,6 +179,14 @@ class Bench:
                 answer += event.token_ids
         return answer
 
+    def admitted(self) -> list[str]:
+        """Who was admitted, in order; each once, however often it was preempted."""
+        return [event.request_id for event in self.events if isinstance(event, Admitted)]
+
+    def computed_tokens(self) -> int:
+        """Tokens computed in all steps."""
+        return sum(len(plan.token_ids) for plan in self.model.plans)
+
     def cached(self, request_id: str) -> int:
         [admitted] = [e for e in self.events if isinstance(e, Admitted) and e.request_id == request_id]
         return admitted.cached_tokens
@@ -191,4 +205,14 @@ class Bench:
 
     def _after(self) -> None:
         self.events += self.scheduler.take_events()
-        self.scheduler.check_invariants()
+        if self._check_each:
+            self.scheduler.check_invariants()
+
+
+def make_request(prompt: Sequence[int], *, number: int = 0, page_size: int = 1, **fields: Any) -> Request:
+    """A request outside any scheduler; ``fields`` are ``submit_command``'s."""
+    request = Request.from_submit(
+        submit_command(f"r{number}", prompt, **fields), page_size=page_size, ledger=CacheLedger(), now=0.0
+    )
+    request.number = number
+    return request
