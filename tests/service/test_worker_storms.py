@@ -5,12 +5,15 @@ machine, so each run meets other moments.
 """
 
 import asyncio
+import dataclasses
 import gc
 import logging
 import random
 import sys
 import threading
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +25,13 @@ from prefixmesh.config import EngineConfig
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.tokens import pack, unpack
 from tests.support.fake_engine import FakeStage, Surroundings, fake_worker
+from tests.support.routed_worker import router_before, scripted_model
 from tests.support.servers import eventually
 
 CROWDED = EngineConfig(max_total_tokens=160, max_running_requests=6, chunked_prefill_size=12)
 """A pool for some three of the requests below: they wait, go in chunks, and are preempted."""
 
+both_ways = pytest.mark.parametrize("routed", [False, True], ids=["direct", "routed"])
 AT_ONCE = 40
 WAYS = ("finish", "cancel", "cancel", "abort", "deadline", "at once")
 
@@ -104,13 +109,28 @@ async def storm(stage: FakeStage, rng: random.Random, count: int) -> Counter[str
     return Counter(await asyncio.gather(*(one(draw(rng)) for _ in range(count))))
 
 
-async def check_cancels(count: int, caplog: pytest.LogCaptureFixture) -> Counter[str]:
+@asynccontextmanager
+async def stage_for(settings: EngineConfig, *, routed: bool) -> AsyncIterator[FakeStage]:
+    """A worker whose callers come to it directly, or through a router that has settled everything when they are gone."""
+    async with fake_worker(settings) as stage:
+        if not routed:
+            yield stage
+            return
+        assert settings.max_total_tokens is not None
+        async with router_before(stage.worker, scripted_model(settings.max_total_tokens)) as router:
+            yield dataclasses.replace(stage, worker=dataclasses.replace(stage.worker, channel=router.channel))
+            await eventually(lambda: router.loads() == [0])
+
+
+async def check_cancels(
+    count: int, caplog: pytest.LogCaptureFixture, *, routed: bool = False
+) -> Counter[str]:
     """F12; returns in which phases the engine's requests were aborted."""
     async with fake_worker(CROWDED) as stage:
         await tiny_request(stage, [1])  # what the libraries keep from then on is theirs
     around = Surroundings()
     with caplog.at_level(logging.WARNING, logger="prefixmesh"):
-        async with fake_worker(CROWDED) as stage:
+        async with stage_for(CROWDED, routed=routed) as stage:
             statuses = await storm(stage, random.Random(12), count)
             await eventually(stage.is_quiet)
             stage.core.check_invariants()
@@ -126,9 +146,12 @@ async def check_cancels(count: int, caplog: pytest.LogCaptureFixture) -> Counter
 
 
 @pytest.mark.slow
-async def test_requests_cancelled_at_random_points_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:
+@both_ways
+async def test_requests_cancelled_at_random_points_leave_nothing(
+    caplog: pytest.LogCaptureFixture, routed: bool
+) -> None:
     """F12 scaled down: by cancel, Abort and deadline, one answer or three; counts, locks, pages, tasks and threads are back."""
-    assert len(await check_cancels(250, caplog)) >= 2
+    assert len(await check_cancels(200, caplog, routed=routed)) >= 2
 
 
 @pytest.mark.deep
@@ -151,10 +174,10 @@ async def tiny_request(stage: FakeStage, prompt: list[int], max_tokens: int = 2)
 
 
 @pytest.mark.slow
-async def test_512_requests_at_once_are_accepted_and_all_finish() -> None:
-    """With the limits that a worker has by default, over one connection: none is refused, none is lost, each is right."""
-    settings = EngineConfig(max_total_tokens=8192)
-    async with fake_worker(settings) as stage:
+@both_ways
+async def test_512_requests_at_once_are_accepted_and_all_finish(routed: bool) -> None:
+    """With the limits that worker and router have by default, over one connection: none is refused, none is lost, each is right."""
+    async with stage_for(EngineConfig(max_total_tokens=8192), routed=routed) as stage:
         stage.model.hold()
         asked = [asyncio.create_task(tiny_request(stage, [n % 200, n // 200, 7], 3)) for n in range(512)]
         await eventually(lambda: len(stage.worker.server._calls) == 512)
