@@ -29,8 +29,9 @@ from prefixmesh.model_files.safetensors_header import SHOWN_CHARACTERS, TensorEn
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 
-MAX_CONFIG_BYTES: Final = 2**20
-"""PEFT writes some thousands; patterns with a rank for each module take tens of thousands."""
+MAX_CONFIG_BYTES: Final = 256 * 2**10
+"""PEFT writes some thousands; patterns with a rank for each module of a large model take forty thousand. More of them would take longer
+to look through than a refusal may."""
 
 MAX_WEIGHTS_BYTES: Final = 4 * 2**30
 """Rank 256 on every linear layer of a 70B model, in bfloat16."""

@@ -88,7 +88,7 @@ class PeftConfig:
 
 
 def parse_peft_config(raw: bytes, path: Path) -> PeftConfig:
-    """Raises ModelFileError that names ``path`` and the key at fault. Milliseconds for a MiB."""
+    """Raises ModelFileError that names ``path`` and the key at fault. Milliseconds for some hundred KiB."""
     try:
         values = msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -17,8 +17,9 @@ from prefixmesh.errors import ModelFileError
 DTYPE_BYTES: Final[Mapping[str, int]] = {"F32": 4, "F16": 2, "BF16": 2}
 """The types that weights of an adapter may have."""
 
-MAX_HEADER_BYTES: Final = 2 * 2**20
-"""A tensor takes some 150 bytes of it: room for ten thousand. Read and parsed before anything else is known, so it must be quick."""
+MAX_HEADER_BYTES: Final = 512 * 2**10
+"""A tensor takes some 140 bytes of it, and an adapter of every linear layer of a model of 126 layers has 1,766 of them. More would
+take longer to look through than a refusal may."""
 
 METADATA: Final = "__metadata__"
 SHOWN_CHARACTERS: Final = 80
