@@ -54,6 +54,7 @@ class Admitter:
         if self._has_no_room():
             return Admissions(started, None)
         admissions = self._open_round()
+        running = [self._growth(request) for request in self._batch]
         is_short = False
         while len(self._batch) < self._config.max_running_requests:
             request = admissions.pick()
@@ -62,10 +63,11 @@ class Admitter:
             gets_on = self._gets_on(request)
             if gets_on:
                 expected = self.expected_pages(request)
-                if self._kv.admit(request, self._reserve(request, expected), now):
+                if self._kv.admit(request, self._reserve(request, expected, running), now):
                     admissions.took(request)
                     self._batch.add(request)
                     request.promised_pages = expected
+                    running.append(self._growth(request))
                     started.append(request)
                     continue
                 if not len(self._batch):
@@ -111,17 +113,16 @@ class Admitter:
             would_get_on(remaining, newcomer, budget) if self._config.is_chunked else sum(remaining) < budget
         )
 
-    def _reserve(self, request: Request, expected_pages: int) -> int:
+    def _growth(self, request: Request) -> Growth:
+        own = request.pages - request.matched_tokens // self._kv.page_size
+        return Growth(request.promised_pages - request.pages, own)
+
+    def _reserve(self, request: Request, expected_pages: int, running: list[Growth]) -> int:
         """Pages to leave for what those who run and this one are expected to generate. Nothing when it would be alone: it is served
         as far as it gets. O(running log running)."""
-        if not len(self._batch):
+        if not running:
             return 0
-        page_size = self._kv.page_size
         wanted = self._kv.pages_for(request.length)
-        found = self._queue.order.cached_tokens(request) // page_size
-        growths = [
-            Growth(other.promised_pages - other.pages, other.pages - other.matched_tokens // page_size)
-            for other in self._batch
-        ]
-        growths.append(Growth(expected_pages - wanted, wanted - found))
-        return math.ceil(self._estimate.caution * most_needed(growths))
+        found = self._queue.order.cached_tokens(request) // self._kv.page_size
+        growth = Growth(expected_pages - wanted, wanted - found)
+        return math.ceil(self._estimate.caution * most_needed([*running, growth]))

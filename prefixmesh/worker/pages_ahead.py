@@ -9,6 +9,7 @@ and rises again; only just before an end can it be at its highest::
         now    1st  2nd  3rd end  answers that began together need it all
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,11 +25,14 @@ class Growth(NamedTuple):
     """Pages that it has by now and that nobody else has: back when it ends."""
 
 
-def most_needed(growths: list[Growth]) -> int:
+def most_needed(growths: Sequence[Growth]) -> int:
     """The most pages beyond today's that are needed at any time from now on, if all grow as expected. O(n log n)."""
     if not growths:
         return 0
-    pages, gives_back = np.array(sorted(growths), dtype=np.int64).T
+    pages = np.fromiter((growth.pages for growth in growths), np.int64, len(growths))
+    gives_back = np.fromiter((growth.gives_back for growth in growths), np.int64, len(growths))
+    by_end = pages.argsort()
+    pages, gives_back = pages[by_end], gives_back[by_end]
     still_there = np.arange(len(growths), 0, -1)
     back_by_then = np.cumsum(gives_back) - gives_back
     return max(0, int((still_there * pages - back_by_then).max()))

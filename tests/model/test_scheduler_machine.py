@@ -4,7 +4,7 @@ After every rule the invariants are recomputed. The fake model checks that every
 tokens, in its own namespace; and every answer must equal the undisturbed one, whoever was preempted, aborted or flushed meanwhile.
 The ledger must have counted the prompts of those that were admitted, each once, and tell it in ``Stats``.
 
-Owners share prefixes and may have quotas: then some request may find no room, and must end so.
+Branches of a call come together, priorities differ, and some may not wait for long. Owners share prefixes and may have quotas: then some request may find no room, and must end so.
 """
 
 import pytest
@@ -45,7 +45,7 @@ REQUESTS = st.tuples(
     st.sampled_from([NAMESPACE_A, NAMESPACE_A, NAMESPACE_B]),
     st.sampled_from([(), (), (7, 21, 38)]),
     st.sampled_from(["a", "b", ""]),
-    st.integers(0, 1),
+    st.integers(-1, 1),
 )
 
 
@@ -56,9 +56,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         total_pages=st.sampled_from([10, 20]),
         page_size=st.sampled_from([1, 2]),
         kind=st.sampled_from(["radix", "radix", "radix", "hash", "off"]),
-        policy=st.sampled_from(["lpm", "fcfs"]),
+        policy=st.sampled_from(["lpm", "lpm", "fcfs", "priority"]),
+        max_passed_over=st.sampled_from([0, 1, 32]),
+        queue_timeout_s=st.sampled_from([0.0, 0.0, 15.0]),
         chunk=st.sampled_from([0, 1, 3, 64]),
-        decode_room=st.sampled_from([0, 0, 4]),
+        decode_room=st.sampled_from([0, 0, 4, None]),
         hold_min=st.sampled_from([2, 100]),
         eviction=st.sampled_from(["lru", "lfu", "priority"]),
         quotas=st.sampled_from(QUOTAS),
@@ -69,8 +71,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         page_size: int,
         kind: str,
         policy: str,
+        max_passed_over: int,
+        queue_timeout_s: float,
         chunk: int,
-        decode_room: int,
+        decode_room: int | None,
         hold_min: int,
         eviction: str,
         quotas: dict[str, Quota],
@@ -83,6 +87,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             kind=kind,  # type: ignore[arg-type]
             policy=policy,  # type: ignore[arg-type]
             chunk=chunk,
+            max_passed_over=max_passed_over,
+            queue_timeout_s=queue_timeout_s,
             decode_room=decode_room,
             max_running=4,
             max_queued=6,
@@ -94,6 +100,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.prompts: dict[str, tuple[list[int], int]] = {}
         self.namespaces: dict[str, bytes] = {}
         self.idle_steps = 0
+        self.may_time_out = queue_timeout_s > 0
         self.aborted: set[str] = set()
         self.failed: set[str] = set()
 
@@ -116,6 +123,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 owner=owner,
                 priority=priority,
             )
+
+    @rule(common=st.integers(1, 8), branches=st.integers(2, 4), max_tokens=st.integers(1, 8))
+    def branch(self, common: int, branches: int, max_tokens: int) -> None:
+        """One prompt several times at once, as the branches of a call are."""
+        self.submit([(common, [], max_tokens, NAMESPACE_A, (), "a", 0)] * branches)
 
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:
@@ -225,6 +237,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.bench.output(request_id) == expected
             assert isinstance(events[0], Admitted)
             assert events[0].cached_tokens < prompt_tokens
+        elif last.reason == "queue_timeout":
+            assert self.may_time_out
+            assert events == [last], "whoever was admitted in time is served"
         elif last.reason == "no_room":
             assert self.may_lack_room
         else:
