@@ -17,7 +17,7 @@ from prefixmesh.errors import ConfigError, InternalError, InvalidRequestError, O
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.worker import metrics
 from prefixmesh.worker.call_metrics import outcome_of
-from prefixmesh.worker.messages import Refused
+from prefixmesh.worker.messages import EngineInfo, Refused
 from prefixmesh.worker.server import WorkerServer
 from tests.support.fake_engine import fake_worker
 from tests.support.router_kit import token_request
@@ -260,6 +260,34 @@ async def test_health_is_told_as_it_is() -> None:
         status, body = await fetch(url_of(worker, "/-/healthy"))
         assert (status, body) == (503, "the engine is gone\n")
         check_agreement(await page_of(worker))
+
+
+async def test_while_the_model_loads_it_says_so() -> None:
+    """The page is there before the engine is, without the engine's figures."""
+
+    class SlowStart(ScriptedEngine):
+        loading, loaded = asyncio.Event(), asyncio.Event()
+
+        async def start(self) -> EngineInfo:
+            self.loading.set()
+            await self.loaded.wait()
+            return await super().start()
+
+    engine = SlowStart()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    config = WorkerConfig(metrics_port=port)
+    server = WorkerServer(config, fleet_secret.generate(), engine=engine, text=byte_text())
+    starting = asyncio.create_task(server.start())
+    await engine.loading.wait()
+    assert await fetch(f"http://127.0.0.1:{port}/-/healthy") == (503, "starting\n")
+    names = {name for name, _ in (await scrape(f"http://127.0.0.1:{port}/metrics")).samples()}
+    assert "prefixmesh_requests_total" in names
+    assert "prefixmesh_cache_hit_rate" not in names
+    engine.loaded.set()
+    await starting
+    assert (await fetch(f"http://127.0.0.1:{port}/-/healthy"))[0] == 200
+    await server.stop(0.0)
 
 
 async def test_a_taken_port_is_named_before_the_model_is_loaded_and_none_is_open_by_default() -> None:

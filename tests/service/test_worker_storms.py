@@ -187,6 +187,29 @@ async def test_512_requests_at_once_are_accepted_and_all_finish(routed: bool) ->
         assert stage.worker.server._metrics.calls.outcomes["length"] == 512
 
 
+async def steps_for_a_batch(stage: FakeStage, first: int) -> int:
+    """Steps that three cold requests take which arrive together."""
+    stage.model.hold()
+    before = stage.model.steps
+    asked = [asyncio.create_task(tiny_request(stage, [first + n] * 10, 12)) for n in range(3)]
+    await eventually(lambda: len(stage.worker.server._calls) == 3 and stage.model.is_held)
+    stage.model.release()
+    await asyncio.gather(*asked)
+    return stage.model.steps - before
+
+
+async def test_a_worker_is_as_fast_after_pressure_as_before() -> None:
+    """F40, counted in steps: what does not fit the pool together makes some give way, and nothing of that stays."""
+    async with fake_worker(CROWDED) as stage:
+        await tiny_request(stage, [0])
+        before = await steps_for_a_batch(stage, 10)
+        heavy = [tiny_request(stage, [100 + n] * 30, 60) for n in range(6)]
+        await asyncio.gather(*heavy)
+        assert stage.scheduler.preemptions > 0, "the test must press to mean anything"
+        after = await steps_for_a_batch(stage, 20)
+        assert after <= before / 0.8
+
+
 @dataclass(frozen=True)
 class Holdings:
     """What a process holds."""
