@@ -49,6 +49,22 @@ def test_flashinfer_is_taken_where_it_can_serve_unless_torch_is_asked_for() -> N
     assert isinstance(choose_attention(setting.config, setting.pool, "torch"), TorchAttention)
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_backends_made_to_measure_take_no_memory_of_their_own() -> None:
+    """Workspaces are the largest thing a backend holds, and measuring makes two more at a time when memory is scarcest."""
+    setting = a_setting()
+    make = attention_choice.backend_maker(setting.config, setting.pool, flashinfer=True)
+    first, second = make(None), make(None)
+    assert isinstance(first, FlashInferAttention)
+    assert isinstance(second, FlashInferAttention)
+    assert second._workspace is first._workspace
+    assert second._decode_workspace is first._decode_workspace is not first._workspace
+    beside = attention_choice.backend_maker(setting.config, setting.pool, flashinfer=True, beside=first)
+    third = beside(None)
+    assert isinstance(third, FlashInferAttention)
+    assert third._workspace is first._workspace
+
+
 def test_flashinfer_by_name_says_why_it_cannot_be_used() -> None:
     """No GPU here; auto takes torch and logs the same words."""
     setting = a_setting()

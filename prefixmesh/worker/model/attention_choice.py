@@ -37,13 +37,20 @@ def choose_attention(
     return _with_rule("torch", backend_maker(config, pool, flashinfer=False), config, pool)
 
 
-def backend_maker(config: ModelConfig, pool: KVPool, *, flashinfer: bool) -> MakeBackend:
-    """Makes one backend for any rule."""
+def backend_maker(
+    config: ModelConfig, pool: KVPool, *, flashinfer: bool, beside: FlashInferAttention | None = None
+) -> MakeBackend:
+    """Makes one backend for any rule. Those of ``flashinfer`` share their workspaces, and ``beside``'s where it is given: no two may
+    be used at once."""
+    first = beside
 
     def make(rule: CascadeRule | None) -> AttentionBackend:
-        if flashinfer:
-            return FlashInferAttention(config, pool, rule)
-        return TorchAttention(config, pool, rule)
+        nonlocal first
+        if not flashinfer:
+            return TorchAttention(config, pool, rule)
+        backend = FlashInferAttention(config, pool, rule, first)
+        first = first or backend
+        return backend
 
     return make
 

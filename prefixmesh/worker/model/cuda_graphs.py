@@ -60,21 +60,23 @@ def record_on_gpu(runner: ModelRunner, attention: AttentionBackend, max_running_
     started, device = time.monotonic(), CudaGraphDevice(runner.pool.device)
     free_bytes = device.free_bytes
     graphs = runner.record_decodes(attention, device, padded_sizes(max_running_requests))
-    graphs.leave_for_cascade = bound_beside_replays(runner, graphs)
+    graphs.leave_for_cascade = bound_beside_replays(runner, graphs, attention)
     return (
         f"CUDA graphs for decode steps of {', '.join(map(str, graphs.sizes)) or 'no'} sequences: "
         f"{(free_bytes - device.free_bytes) / 2**20:,.0f} MiB, {time.monotonic() - started:.1f} s"
     )
 
 
-def bound_beside_replays(runner: ModelRunner, graphs: DecodeGraphs) -> CascadeRule | None:
+def bound_beside_replays(
+    runner: ModelRunner, graphs: DecodeGraphs, attention: FlashInferAttention
+) -> CascadeRule | None:
     """From where on a cascade saves more reading than a replay saves launching; None for never, and for a pool too small to measure."""
     pool, config = runner.pool, runner.config
     plan = sharing_plan(MEASURED_SEQUENCES, 1, 1, pool.page_size)
     if fitting_size(MEASURED_SEQUENCES, graphs.sizes) is None or int(plan.kv_indices.max()) >= pool.num_pages:
         return None
     gain_s = runner.replay_gain_s(plan)
-    make = backend_maker(config, pool, flashinfer=True)
+    make = backend_maker(config, pool, flashinfer=True, beside=attention)
     rule = measured_rule(make, pool, config.num_heads, lost_s=gain_s / config.num_layers)
     logger.info(
         "decode_graphs.measured sizes=%s gain_ms_a_step=%.3f leave_for_cascade_min_reads=%s",

@@ -66,7 +66,14 @@ class FlashInferAttention:
     ``ConfigError`` when the library is missing. Its kernels may be compiled at the first use of a shape, which takes minutes.
     """
 
-    def __init__(self, config: ModelConfig, pool: KVPool, rule: CascadeRule | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        pool: KVPool,
+        rule: CascadeRule | None = None,
+        beside: "FlashInferAttention | None" = None,
+    ) -> None:
+        """``beside`` is a backend over the same pool that is never used at the same time: its workspaces serve both."""
         self._library = _load()
         self._pool = pool
         self._rule = rule
@@ -76,10 +83,12 @@ class FlashInferAttention:
             "q_data_type": pool.dtype,
             "kv_data_type": pool.dtype,
         }
-        self._workspace = self._new_workspace()
+        self._workspace: torch.Tensor = self._new_workspace() if beside is None else beside._workspace
         self._prefill = self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, _LAYOUT)
         # A workspace of its own: some decode kernels keep counters in it, which must be zero at first and nobody else's.
-        self._decode_workspace = self._new_workspace()
+        self._decode_workspace: torch.Tensor = (
+            self._new_workspace() if beside is None else beside._decode_workspace
+        )
         self._tensor_cores = config.num_heads // config.num_kv_heads > CUDA_CORE_GROUP
         self._decode = self._library.BatchDecodeWithPagedKVCacheWrapper(
             self._decode_workspace, _LAYOUT, use_tensor_cores=self._tensor_cores
