@@ -15,6 +15,7 @@ from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.model.attention import AttentionBackend
 from prefixmesh.worker.model.kv_pool import KVPool
 from prefixmesh.worker.model.loader import load_weights
+from prefixmesh.worker.model.lora import LoraSlots
 from prefixmesh.worker.model.runner import ModelRunner
 from prefixmesh.worker.model.torch_attention import TorchAttention
 
@@ -22,13 +23,15 @@ PAGES = 96
 """Of ``make_runner``'s pool."""
 
 
-def make_runner(folder: Path, page_size: int = 4, scratch_pages: int = 1) -> ModelRunner:
+def make_runner(
+    folder: Path, page_size: int = 4, scratch_pages: int = 1, adapters: LoraSlots | None = None
+) -> ModelRunner:
     """A float32 model on the CPU, with room for dummies."""
     files = resolve_model(str(folder))
     config, cpu = read_model_config(files), torch.device("cpu")
     weights = load_weights(files, config, torch.float32, cpu)
     pool = KVPool(config, PAGES, page_size, torch.float32, cpu, scratch_pages=scratch_pages)
-    return ModelRunner(config, weights, pool, TorchAttention(config, pool))
+    return ModelRunner(config, weights, pool, TorchAttention(config, pool), adapters)
 
 
 class FakeRecording:

@@ -9,9 +9,12 @@ import torch
 from prefixmesh.errors import InvalidRequestError
 from prefixmesh.model_files.adapter_folder import AdapterRoot
 from prefixmesh.model_files.linear_sizes import FUSED, HEAD, LinearSizes
+from prefixmesh.model_files.model_config import read_model_config
 from prefixmesh.model_files.peft_adapter import HEAD_LAYER, inspect_adapter, read_digest
+from prefixmesh.model_files.source import resolve_model
 from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.model.lora import TYPICAL_RANK, LoraProduct, LoraSlots, LoraWeights
+from tests.support.fake_graphs import FakeGraphDevice, TorchGraphAttention, make_runner
 from tests.support.peft_adapters import LINEAR, adapter_tensors, write_adapter
 from tests.support.plans import PagedSequence, Piece, make_plan
 
@@ -132,3 +135,24 @@ def test_what_is_read_must_be_what_was_asked_for(tmp_path: Path) -> None:
     slots = open_slots(tmp_path)
     with pytest.raises(InvalidRequestError, match="have changed since it was loaded"):
         slots.read("x", "0" * 64)
+
+
+def test_a_step_with_adapters_is_computed_and_never_replayed(tiny_model_folder: Path, tmp_path: Path) -> None:
+    """What was recorded is the base model's: replayed, every answer would be the base model's."""
+    config = read_model_config(resolve_model(str(tiny_model_folder)))
+    sizes = LinearSizes.of(config)
+    write_adapter(tmp_path / "x", sizes, strength=2.0)
+    root = AdapterRoot(str(tmp_path))
+    slots = LoraSlots(root, sizes, torch.float32, torch.device("cpu"), max_resident=1)
+    slots.put(0, read(slots, "x"))
+    runner = make_runner(tiny_model_folder, adapters=slots)
+    device = FakeGraphDevice()
+    runner.record_decodes(TorchGraphAttention(runner.config, runner.pool, 1000), device, (1, 2))
+
+    def logits(slot: int) -> torch.Tensor:
+        sequence = PagedSequence(tokens=[5], pages=[0], adapter_slot=slot)
+        return runner.forward(make_plan([Piece(sequence, 1)], 4)).clone()
+
+    base, adapted = logits(-1), logits(0)
+    assert device.replays == 1
+    assert (base - adapted).abs().max() > 0.1
