@@ -35,7 +35,10 @@ COLUMNS_PER_RANK: Final = 4
 """With four columns for each of k ranks, 15 % more than k candidates are expected."""
 
 LOOKS: Final = (64, 512)
-"""``top_p`` looks among so many likeliest first, which nearly always reach it; rows where they do not are sorted whole."""
+"""``top_p`` looks among so many likeliest first, which nearly always reach it; rows where they do not are looked at whole."""
+
+BUCKET_SHIFT: Final = 16
+"""Of 32 bits: what is left is the exponent and 7 bits of the fraction, so that a bucket spans less than 1 % of its weights."""
 
 BLOCK: Final = 256
 """Inverting a whole row finds a block by the blocks' sums, then the place in it: a running sum over all takes ten times as long."""
@@ -82,7 +85,7 @@ class Filters(NamedTuple):
 def choose(logits: FloatArray, largest: FloatArray, filters: Filters) -> IndexArray:
     """[n] token ids for ``logits`` [n, vocab], whose row maxima are ``largest`` [n] and finite.
 
-    One pass over rows with ``top_k``, or with ``min_p`` and no ``top_p``; exponentials of the whole row for others, and a sort of it
+    One pass over rows with ``top_k``, or with ``min_p`` and no ``top_p``; exponentials of the whole row for others, and sums by buckets
     where ``top_p`` keeps very many.
     """
     chosen = np.zeros(len(logits), dtype=np.int64)
@@ -147,11 +150,25 @@ def _choose_wide(logits: FloatArray, largest: FloatArray, filters: Filters) -> I
 
 
 def _choose_from_all(weights: FloatArray, wanted: float, min_p: float, chance: float) -> int:
-    """One row that keeps so many that sorting it whole is the way."""
-    falling = np.sort(weights)[None, ::-1]
-    least, _ = _nucleus(falling, falling.cumsum(axis=-1, dtype=np.float64), np.array([wanted]))
-    kept = np.where(weights >= max(least[0], min_p), weights, np.float32(0.0))[None]
+    """One row of which so much is kept that all of it must be looked at."""
+    least = np.maximum(_nucleus_of_row(weights, wanted), np.float32(min_p))
+    kept = np.where(weights >= least, weights, np.float32(0.0))[None]
     return int(_invert(kept, _block_sums(kept), np.array([0]), np.array([chance]))[0])
+
+
+def _nucleus_of_row(weights: FloatArray, wanted: float) -> np.float32:
+    """As ``_nucleus``, without sorting the row: sums of buckets of nearly equal weights first, then only the bucket in which the
+    nucleus ends is sorted. The upper bits of a positive float are such a bucket, and rise with it."""
+    buckets = weights.view(np.uint32) >> BUCKET_SHIFT
+    sums = np.bincount(buckets, weights=weights)[::-1].cumsum()
+    place = int(np.searchsorted(sums, wanted))
+    if place == len(sums):  # by the last bits of a sum, all is not enough
+        return np.float32(weights.min())
+    before = sums[place - 1] if place else 0.0
+    inside = np.sort(weights[buckets == len(sums) - 1 - place])[::-1]
+    reached = before + inside.cumsum(dtype=np.float64)
+    last: np.float32 = inside[min(int(np.searchsorted(reached, wanted)), len(inside) - 1)]
+    return last
 
 
 def _rank_bound(values: FloatArray, ranks: IndexArray) -> FloatArray:

@@ -107,13 +107,20 @@ def test_how_candidates_are_found_changes_no_token(
     whole = sample(logits, [p for p, _ in rows], [index for _, index in rows]).token_ids
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
-            "COLUMNS": 7, "COLUMNS_PER_RANK": 2, "LOOKS": (2, 5), "BLOCK": 7, "NARROW_ROWS": 2, "WIDE_ROWS": 1
+            "COLUMNS": 7, "COLUMNS_PER_RANK": 2, "LOOKS": (2, 5), "BLOCK": 7, "NARROW_ROWS": 2, "WIDE_ROWS": 1, "BUCKET_SHIFT": 22
         }.items():  # fmt: skip
             patch.setattr(sampling_host, name, value)
         patch.setattr(sampling_device, "TOP_P_LOOKS", (2, 5))
         patch.setattr(sampling_device, "BLOCK", 7)
         for take in (sample_on_host, sample_on_device):
             assert take(logits, [p for p, _ in rows], [index for _, index in rows]).token_ids == whole
+
+
+def test_a_nucleus_that_the_last_bits_put_beyond_the_sum_keeps_everything() -> None:
+    """``top_p`` just below 1 over a flat row: the sum of blocks and the running sum need not be the same number."""
+    weights = np.linspace(0.5, 1.0, 1000, dtype=np.float32)
+    beyond = float(weights.sum(dtype=np.float64)) * (1 + 1e-12)
+    assert sampling_host._nucleus_of_row(weights, beyond) == np.float32(0.5)
 
 
 def test_a_real_vocabulary_in_a_large_mixed_batch_gives_what_each_row_gives_alone() -> None:
