@@ -18,6 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from prefixmesh.errors import InternalError, InvalidRequestError, PrefixmeshError
 from prefixmesh.rpc import status
+from prefixmesh.rpc.arenas import keep_one_arena
 from prefixmesh.rpc.channel import SERVER_OPTIONS
 from prefixmesh.rpc.status import AnyContext
 from prefixmesh.rpc.wire_check import MAX_FIELDS, find_crowded, find_invalid_utf8
@@ -29,7 +30,8 @@ StreamMethod = Callable[[Any, AnyContext], AsyncIterator[Message | bytes]]
 
 
 def make_server() -> grpc.aio.Server:
-    """A server with this fleet's settings; nothing is bound yet."""
+    """A server with this fleet's settings; nothing is bound yet. It also settles how this process keeps the memory of messages."""
+    keep_one_arena()
     return grpc.aio.server(options=SERVER_OPTIONS)
 
 
