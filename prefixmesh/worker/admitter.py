@@ -43,6 +43,9 @@ class Admitter:
         self._pages_short = False
         """Nobody could be admitted for want of pages; asking again is idle until something changes."""
 
+        self._stalled: set[Request] = set()
+        """Prefilling requests that got nothing of the last step."""
+
     def may_fit_now(self) -> None:
         """Pages came back, or somebody came who may need fewer."""
         self._pages_short = False
@@ -83,10 +86,13 @@ class Admitter:
         expected = self._estimate.total_tokens(request.output_tokens, request.max_tokens)
         return max(self._kv.pages_for(request.prompt_tokens + expected), request.pages)
 
-    def prefill_sizes(self) -> list[int]:
-        """Tokens that the step computes of each prefilling request, in order of admission."""
+    def deal_out(self) -> list[tuple[Request, int]]:
+        """The prompts that get on in this step, once nobody is admitted any more, and by how many tokens each."""
         remaining = self._remaining()
-        return share_out(remaining, self._config.step_tokens) if self._config.is_chunked else remaining
+        sizes = share_out(remaining, self._config.step_tokens) if self._config.is_chunked else remaining
+        dealt = list(zip(self._batch.prefilling, sizes, strict=True))
+        self._stalled = {request for request, size in dealt if not size}
+        return [(request, size) for request, size in dealt if size]
 
     def _has_no_room(self) -> bool:
         if not len(self._queue) or len(self._batch) >= self._config.max_running_requests:
@@ -98,7 +104,12 @@ class Admitter:
     def _open_round(self) -> AdmissionRound:
         if not self._config.shares_prefixes:
             return self._queue.open_round([], None)
-        holders = [request for request in self._batch.prefilling if self._kv.offers(request)]
+        # Who got nothing of the last step is not waited for: computing it oneself is sooner.
+        holders = [
+            request
+            for request in self._batch.prefilling
+            if request not in self._stalled and self._kv.offers(request)
+        ]
         return self._queue.open_round(holders, self._config.hold_min_tokens)
 
     def _remaining(self) -> list[int]:

@@ -144,10 +144,9 @@ class Scheduler:
             self._admit(now)
         parts = [StepPart(request, 1, True) for request in self._batch.decoding]
         decoding = len(parts)
-        for request, size in zip(self._batch.prefilling, self._admitter.prefill_sizes(), strict=True):
-            if size:
-                is_last = request.computed + size == request.length
-                parts.append(StepPart(request, size, is_last and request.wants_token))
+        for request, size in self._admitter.deal_out():
+            is_last = request.computed + size == request.length
+            parts.append(StepPart(request, size, is_last and request.wants_token))
         if not parts:
             return None
         return Step(

@@ -131,6 +131,23 @@ def test_nobody_waits_for_what_a_flush_has_made_worthless() -> None:
     assert bench.cached("after") == 0
 
 
+def test_nobody_waits_for_a_prompt_that_does_not_get_on() -> None:
+    """The one with the prefix stands behind the first prompt and short ones that keep coming: computing it oneself is sooner."""
+    bench = Bench(chunk=8, total_pages=600, hold_min=8, max_running=20)
+    bench.submit("first", [9] * 200, max_tokens=0)
+    bench.submit("slow", PREFIX, max_tokens=0)
+    bench.step()
+    bench.submit("relative", [*PREFIX[:20], 1], max_tokens=0)
+    bench.step()
+    assert bench.admitted() == ["first", "slow"], "it is worth waiting for while it gets on"
+    for i in range(2):
+        bench.submit(f"short{i}", [40 + i] * 4, max_tokens=0)
+        bench.step()
+    assert bench.admitted()[:4] == ["first", "slow", "short0", "relative"]
+    bench.run()
+    assert bench.ended("slow").reason == "length"
+
+
 def test_resuming_relatives_compute_their_prefix_once_too() -> None:
     """Both gave way and their prefix was evicted: the second waits for the first to compute it again."""
     bench = Bench(chunk=6, total_pages=100, hold_min=4)
