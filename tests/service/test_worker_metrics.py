@@ -110,6 +110,9 @@ async def test_the_second_of_two_equal_prompts_raises_the_hit_rate(model: Path) 
         assert pages[2].value("prefixmesh_completion_tokens_total") == 12
         assert pages[2].by("prefixmesh_cache_miss_tokens_total", "cause")["tail"] == 2
         assert pages[2].value("prefixmesh_first_token_seconds_count") == 2
+        assert pages[2].value("prefixmesh_prefill_saved_share_count", part="total") == 2
+        saved = pages[2].value("prefixmesh_prefill_saved_share_sum", part="linear")
+        assert saved == pytest.approx((size - 1) / size)
         assert pages[2].value("prefixmesh_engine_steps_total") == 12
     for before, after in itertools.pairwise(pages):
         check_agreement(after)
