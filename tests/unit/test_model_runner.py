@@ -10,6 +10,7 @@ from prefixmesh.config import EngineConfig
 from prefixmesh.errors import ConfigError, DeviceLostError
 from prefixmesh.model_files.source import resolve_model
 from prefixmesh.worker.cascade_plan import CascadeRule
+from prefixmesh.worker.model import open_model as open_model_module
 from prefixmesh.worker.model.device import resolve_device, resolve_dtype
 from prefixmesh.worker.model.llama import StepTensors
 from prefixmesh.worker.model.open_model import OpenedModel, open_model
@@ -142,6 +143,15 @@ def test_a_lost_gpu_is_told_from_a_failed_step(
         DeviceLostError, match=r"cuda:0 is lost: CUDA error: an illegal memory access was encountered$"
     ):
         runner.forward(make_plan([Piece(PagedSequence(tokens=[5], pages=[3]), 1)], 1))
+
+
+def test_a_backend_that_cannot_serve_is_refused_before_weights_are_loaded(
+    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading may take minutes, and all that is needed to know is in the configuration."""
+    monkeypatch.setattr(open_model_module, "load_weights", lambda *_: pytest.fail("loaded"))
+    with pytest.raises(ConfigError, match=r"attention_backend=flashinfer cannot be used: .* not cpu"):
+        opened(tiny_model_folder, attention_backend="flashinfer")
 
 
 def test_devices_that_are_not_there_are_refused() -> None:

@@ -2,6 +2,8 @@
 
 import logging
 
+import torch
+
 from prefixmesh.config import AttentionBackendName
 from prefixmesh.errors import ConfigError
 from prefixmesh.model_files.model_config import ModelConfig
@@ -13,6 +15,15 @@ from prefixmesh.worker.model.kv_pool import KVPool
 from prefixmesh.worker.model.torch_attention import TorchAttention
 
 logger = logging.getLogger(__name__)
+
+
+def check_backend(
+    wanted: AttentionBackendName, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> None:
+    """ConfigError when ``flashinfer`` is asked for by name where it cannot serve; before weights are loaded for nothing."""
+    reason = unsupported(config, dtype, device)
+    if wanted == "flashinfer" and reason:
+        raise ConfigError(f"attention_backend=flashinfer cannot be used: {reason}")
 
 
 def choose_attention(

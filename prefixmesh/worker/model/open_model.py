@@ -13,7 +13,7 @@ from prefixmesh.model_files.adapter_folder import AdapterRoot
 from prefixmesh.model_files.linear_sizes import LinearSizes
 from prefixmesh.model_files.model_config import ModelConfig, read_model_config
 from prefixmesh.model_files.source import ModelFiles
-from prefixmesh.worker.model.attention_choice import choose_attention
+from prefixmesh.worker.model.attention_choice import check_backend, choose_attention
 from prefixmesh.worker.model.cuda_graphs import record_on_gpu
 from prefixmesh.worker.model.device import make_current, resolve_device, resolve_dtype
 from prefixmesh.worker.model.kv_pool import KVPool
@@ -54,6 +54,7 @@ def open_model(
     make_current(device)
     dtype = resolve_dtype(engine.dtype, device)
     config = read_model_config(files)
+    check_backend(engine.attention_backend, config, dtype, device)
     tell(f"loading {files.name} as {str(dtype).removeprefix('torch.')} on {device}")
     if config.sliding_window == config.context_length:
         tell(
