@@ -29,7 +29,8 @@ READS: Final = 5
 class CeilingMeter:
     """The operands, made once: some 300 MB."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
         rng = torch.Generator().manual_seed(0)
         self._rows = torch.randn((ROWS, INNER), generator=rng).bfloat16()
         self._weight = torch.randn((COLUMNS, INNER), generator=rng).bfloat16()
@@ -38,17 +39,16 @@ class CeilingMeter:
 
     def measure(self) -> Ceiling:
         """Measure now; half a second."""
-        product_s = _median(lambda: torch.nn.functional.linear(self._rows, self._weight), PRODUCTS)
-        read_s = _median(self._memory.sum, READS)
+        product_s = self._median(lambda: torch.nn.functional.linear(self._rows, self._weight), PRODUCTS)
+        read_s = self._median(self._memory.sum, READS)
         return Ceiling(
             2.0 * ROWS * INNER * COLUMNS / product_s, self._memory.nbytes / read_s, measure_yardstick()
         )
 
-
-def _median(operation: Callable[[], object], times: int) -> float:
-    took = []
-    for _ in range(times):
-        started = perf_counter()
-        operation()
-        took.append(perf_counter() - started)
-    return statistics.median(took)
+    def _median(self, operation: Callable[[], object], times: int) -> float:
+        took = []
+        for _ in range(times):
+            started = self._clock()
+            operation()
+            took.append(self._clock() - started)
+        return statistics.median(took)

@@ -24,13 +24,16 @@ BENCH_CONFIG: Final = EngineConfig(dtype="bfloat16", device="cpu")
 
 
 def open_engines(
-    config: EngineConfig = BENCH_CONFIG, progress: Callable[[str], None] | None = None
+    config: EngineConfig = BENCH_CONFIG,
+    progress: Callable[[str], None] | None = None,
+    clock: Callable[[], float] = perf_counter,
 ) -> Engines:
     """Load the model twice, once for each engine; both have a pool of the same size. Raises ConfigError and ModelFileError."""
-    cached = open_drive(config, progress)
+    cached = open_drive(config, progress, clock)
     uncached = open_drive(
         dataclasses.replace(config, prefix_cache="off", max_total_tokens=cached.core.info.max_total_tokens),
         progress,
+        clock,
     )
     model = read_model_config(resolve_model(config.model))
     step_weights = cached.core.info.prefill_shape.linear_flops_per_token // 2
@@ -45,13 +48,17 @@ def open_engines(
     )
 
 
-def open_drive(config: EngineConfig, progress: Callable[[str], None] | None = None) -> EngineDrive:
+def open_drive(
+    config: EngineConfig,
+    progress: Callable[[str], None] | None = None,
+    clock: Callable[[], float] = perf_counter,
+) -> EngineDrive:
     """One engine whose runner is timed."""
     timed: list[TimedRunner] = []
 
     def watch(runner: Runner) -> Runner:
-        timed.append(TimedRunner(runner, perf_counter))
+        timed.append(TimedRunner(runner, clock))
         return timed[0]
 
     core = build_engine(config, progress, watch)
-    return EngineDrive(core, timed[0], perf_counter)
+    return EngineDrive(core, timed[0], clock)

@@ -1,7 +1,9 @@
 """``prefixmesh bench engine``: how fast one worker's engine is on this machine, and whether that is what was asked for."""
 
+import dataclasses
 import json
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -42,11 +44,18 @@ def _check_names(ctx: click.Context, parameter: click.Parameter, names: tuple[st
     "--only", "names", multiple=True, callback=_check_names, help="Only this part; may be repeated."
 )
 @click.option(
+    "--processor-time",
+    is_flag=True,
+    help="One thread, and its processor time: for machines that others use. No figure to hold to a target.",
+)
+@click.option(
     "--plot",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Draw what --only savings found as an SVG.",
 )
-def engine(*, as_json: bool, check: bool, quick: bool, names: frozenset[str], plot: Path | None) -> None:
+def engine(
+    *, as_json: bool, check: bool, quick: bool, names: frozenset[str], processor_time: bool, plot: Path | None
+) -> None:
     """Measure SmolLM2-135M in bfloat16 on all cores, with the engine's defaults, in some minutes.
 
     Targets were set on one machine, and are scaled to this one by what it can do beside each figure: a bfloat16 product of
@@ -55,7 +64,9 @@ def engine(*, as_json: bool, check: bool, quick: bool, names: frozenset[str], pl
     """
     if plot is not None and "savings" not in names:
         raise click.UsageError("--plot draws what --only savings finds")
-    report = _measure(names, quick=quick)
+    if check and processor_time:
+        raise click.UsageError("--check holds times of all cores to targets, --processor-time takes others")
+    report = _measure(names, quick=quick, processor_time=processor_time)
     if as_json:
         from prefixmesh.bench.engine_figures import as_json as to_json
 
@@ -72,18 +83,20 @@ def engine(*, as_json: bool, check: bool, quick: bool, names: frozenset[str], pl
         raise click.ClickException(f"{len(report.missed)} of {judged} figures missed: {missed}")
 
 
-def _measure(names: frozenset[str], *, quick: bool) -> "Report":
+def _measure(names: frozenset[str], *, quick: bool, processor_time: bool) -> "Report":
     from prefixmesh.worker.process_engine import ENGINE_ENVIRONMENT
 
     for name, value in ENGINE_ENVIRONMENT.items():  # before torch is loaded, as in an engine's process
         os.environ.setdefault(name, value)
     from prefixmesh.bench.engine_bench import run_engine_bench
     from prefixmesh.bench.engine_ceiling import CeilingMeter
-    from prefixmesh.bench.engine_models import open_engines
+    from prefixmesh.bench.engine_models import BENCH_CONFIG, open_engines
     from prefixmesh.bench.engine_plan import FULL, QUICK
 
-    engines = open_engines(progress=print_note)
-    return run_engine_bench(QUICK if quick else FULL, engines, CeilingMeter().measure, names, print_note)
+    config = dataclasses.replace(BENCH_CONFIG, threads=1) if processor_time else BENCH_CONFIG
+    clock = time.thread_time if processor_time else time.perf_counter
+    engines = open_engines(config, print_note, clock)
+    return run_engine_bench(QUICK if quick else FULL, engines, CeilingMeter(clock).measure, names, print_note)
 
 
 def _print_report(report: "Report", *, quick: bool) -> None:

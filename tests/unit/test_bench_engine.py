@@ -224,7 +224,7 @@ def test_what_is_left_of_a_cached_prompt_is_drawn_over_what_was_measured() -> No
 
 
 def run(monkeypatch: pytest.MonkeyPatch, results: Sequence[Result], *arguments: str):  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(bench_engine, "_measure", lambda names, *, quick: report(results))
+    monkeypatch.setattr(bench_engine, "_measure", lambda names, **_: report(results))
     return CliRunner().invoke(main, ["bench", "engine", *arguments])
 
 
@@ -250,6 +250,7 @@ def test_names_and_plots_that_mean_nothing_are_usage_errors(
     plot = run(monkeypatch, [], "--plot", str(tmp_path / "x.svg"))
     assert plot.exit_code == 2
     assert "--only savings" in plot.stderr
+    assert run(monkeypatch, [], "--check", "--processor-time").exit_code == 2
 
 
 def test_a_figure_without_a_target_is_only_told() -> None:
