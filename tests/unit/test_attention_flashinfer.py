@@ -60,7 +60,12 @@ def test_each_kind_of_step_goes_to_its_wrapper(
         assert type(backend._active) is kind
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     seen=st.lists(st.integers(1, 30), min_size=2, max_size=5),
     new=st.lists(st.integers(1, 4), min_size=5, max_size=5),
