@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from prefixmesh.errors import (
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.rpc.status import from_rpc_error
 from prefixmesh.tokens import unpack
+from prefixmesh.worker.branch_events import branch_events
 from prefixmesh.worker.messages import Refused, Submit
 from tests.support.routed_worker import TEXT, router_before, scripted_model
 from tests.support.router_kit import Router, headers
@@ -207,7 +208,7 @@ class BrokenBranch(ScriptedEngine):
         self._engine = engine
         self.abort, self.until, self.closed = engine.abort, engine.until, engine.closed  # type: ignore[method-assign]
 
-    async def submit(self, command: Submit) -> AsyncIterator[Any]:  # type: ignore[override]
+    async def submit(self, command: Submit) -> AsyncGenerator[Any, None]:
         if branch_of(command) == 1 and self.what == "refused":
             yield Refused(request_id=command.request_id, field="", problem="full")
             return
@@ -218,6 +219,19 @@ class BrokenBranch(ScriptedEngine):
                 if branch_of(command) == 1 and self.what == "cancelled by itself":
                     raise asyncio.CancelledError
                 yield event
+
+
+async def test_a_branch_that_is_cancelled_by_itself_does_not_pass_for_the_callers_leaving() -> None:
+    """It is told as the bug it is, to whoever reads the joined stream, and the others are ended."""
+    async with scripted_worker(ScriptedEngine()) as worker:
+        await stream_of(worker, request(3))
+        submits = worker.server._engine.submitted  # type: ignore[attr-defined]
+    engine = ScriptedEngine()
+    engine.hold_after_tokens = 2
+    with pytest.raises(InternalError, match="cancelled by itself"):
+        async for _ in branch_events(BrokenBranch(engine, "cancelled by itself"), submits):
+            pass
+    assert not engine.running
 
 
 async def test_a_call_that_does_not_fit_as_a_whole_begins_with_nothing() -> None:

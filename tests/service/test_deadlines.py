@@ -115,6 +115,25 @@ async def test_a_deadline_while_the_prompt_is_built_sends_nothing_to_the_engine(
         assert [command.tokens[0] for command in engine.submitted] == [ord("y")]
 
 
+async def test_a_prompt_that_held_up_the_server_past_its_deadline_is_not_submitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A small prompt is built on the event loop, where the cancellation is heard only afterwards."""
+    past, build = threading.Event(), PromptBuilder.build
+
+    def slow_build(self: PromptBuilder, prompt: Prompt, namespace: Any) -> BuiltPrompt:
+        past.wait(0.2)  # nobody sets it
+        return build(self, prompt, namespace)
+
+    engine = ScriptedEngine()
+    async with scripted_worker(engine) as worker:
+        await rest_of(worker.inference.Generate(pb.GenerateRequest(text="warm up")))
+        monkeypatch.setattr(PromptBuilder, "build", slow_build)
+        await past_its_deadline(worker.inference.Generate(pb.GenerateRequest(text="x"), timeout=0.1))
+        await eventually(lambda: not len(worker.server._calls))
+        assert len(engine.submitted) == 1
+
+
 @ways
 async def test_a_deadline_while_a_grammar_is_compiled_ends_the_request(routed: bool) -> None:
     """The compiler runs on unheard; the engine knows nothing of the request any more."""
