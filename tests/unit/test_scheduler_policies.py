@@ -81,7 +81,6 @@ def test_a_prefix_that_came_after_a_request_counts_for_it() -> None:
     """It was cold when it arrived; another one's answer has made it hot."""
     bench = Bench(max_running=1, max_passed_over=100)
     bench.submit("first", HOT, max_tokens=3)
-    bench.step()
     bench.submit("cold", [9, 9], max_tokens=0)
     answer = expected_output(HOT, 3)
     bench.submit("next turn", [*HOT, *answer, 8], max_tokens=0)
