@@ -89,10 +89,10 @@ class Lesson:
 class Trainee:
     """The base model, computed in a way that gradients pass through. ``lora`` holds a pair (A, B) for each module it changes."""
 
-    def __init__(self, files: ModelFiles, config: ModelConfig) -> None:
+    def __init__(self, files: ModelFiles, config: ModelConfig, dtype: torch.dtype | None = None) -> None:
         self.config = config
         self.first_layer = config.num_layers // UNCHANGED_SHARE
-        self.dtype = resolve_dtype("auto", resolve_device("cpu"))
+        self.dtype = dtype or resolve_dtype("auto", resolve_device("cpu"))
         source = GgufTensors(files.path, config) if files.kind == "gguf" else HfTensors(files.path)
         self._weights: dict[str, torch.Tensor] = {}
         for name, shape in source.shapes.items():
