@@ -101,6 +101,17 @@ def choose(logits: FloatArray, largest: FloatArray, filters: Filters) -> IndexAr
     return chosen
 
 
+def likeliest(values: FloatArray, count: int) -> tuple[IndexArray, FloatArray]:
+    """[n, count] places and values of each row's largest, the largest first, of equals the first. Of rows that are not numbers,
+    anything."""
+    if not count:
+        return np.zeros((len(values), 0), dtype=np.int64), np.zeros((len(values), 0), dtype=np.float32)
+    bound = _rank_bound(values, np.full(len(values), count))
+    ids, found = _gather(values, np.where(np.isnan(bound), np.float32(-np.inf), bound), padding=-np.inf)
+    order = np.argsort(-found, axis=-1, kind="stable")[:, :count]
+    return np.take_along_axis(ids, order, axis=-1), np.take_along_axis(found, order, axis=-1)
+
+
 def _contiguous(rows: IndexArray) -> IndexArray | slice:
     """The rows as a slice where they are neighbours, since that copies nothing."""
     first, last = int(rows[0]), int(rows[-1])

@@ -28,3 +28,15 @@ def test_each_row_gets_as_many_as_it_wants_in_falling_order() -> None:
 def test_more_than_the_vocabulary_is_the_vocabulary() -> None:
     table = model_logprobs(torch.zeros((1, 3)), {0: 20})
     assert len(read_logprobs(table, {0: 20}, [1])[0].top_ids) == 3
+
+
+def test_a_large_vocabulary_is_told_as_torch_would() -> None:
+    """Where only candidates are sorted; a row that is no number has anything and spoils no other."""
+    logits = torch.randn((3, 5_003), generator=torch.Generator().manual_seed(5))
+    logits[1, 17] = math.nan
+    wanted = {0: 20, 1: 20, 2: 7}
+    read = read_logprobs(model_logprobs(logits, wanted), wanted, [1, 2, 3])
+    for row in (0, 2):
+        expected = logits[row].log_softmax(-1).topk(wanted[row])
+        assert list(read[row].top_ids) == expected.indices.tolist()
+        assert read[row].top_logprobs == pytest.approx(expected.values.tolist(), abs=1e-5)
