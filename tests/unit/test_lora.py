@@ -137,6 +137,12 @@ def test_what_is_read_must_be_what_was_asked_for(tmp_path: Path) -> None:
         slots.read("x", "0" * 64)
 
 
+def test_weights_that_their_scale_makes_infinite_are_refused(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "x", SIZES, strength=1e20, config={"lora_alpha": 1e19})
+    with pytest.raises(InvalidRequestError, match="beyond what"):
+        read(open_slots(tmp_path), "x")
+
+
 def test_a_step_with_adapters_is_computed_and_never_replayed(tiny_model_folder: Path, tmp_path: Path) -> None:
     """What was recorded is the base model's: replayed, every answer would be the base model's."""
     config = read_model_config(resolve_model(str(tiny_model_folder)))

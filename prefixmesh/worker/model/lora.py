@@ -186,6 +186,8 @@ def read_lora(
             product.b[rows, _columns(place, sizes)] = (_floats(b).float() * part.scale).T.to(dtype)
     except ModelFileError as error:
         raise InvalidRequestError("path", str(error)) from error
+    if not all(bool(product.b.isfinite().all()) for product in products.values()):
+        raise InvalidRequestError("path", f"scaled, its weights are beyond what {dtype} can tell")
     if reader.digest != digest:
         raise InvalidRequestError("path", CHANGED)
     return {key: LoraProduct(product.a.to(device), product.b.to(device)) for key, product in products.items()}
