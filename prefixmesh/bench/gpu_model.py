@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from prefixmesh.model_files.model_config import ModelConfig
-from prefixmesh.worker.model.linear import Linear, make_linear
+from prefixmesh.worker.model.linear import Linear, make_gated, make_linear
 from prefixmesh.worker.model.weights import LayerWeights, LlamaWeights
 
 
@@ -76,7 +76,7 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device
             qkv=linear(q + 2 * kv, hidden),
             attention_out=linear(hidden, q),
             mlp_norm=norm(),
-            gate_up=linear(2 * inner, hidden),
+            gate_up=make_gated(matrix(2 * inner, hidden)),
             down=linear(hidden, inner),
         )
         for _ in range(config.num_layers)

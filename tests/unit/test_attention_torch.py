@@ -1,13 +1,16 @@
 """The torch backend, each sequence for itself, against attention written out in float64, one query at a time."""
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixmesh.worker.model import paged_products
+from prefixmesh.worker.model.paged_products import Scratch
 from prefixmesh.worker.model.torch_attention import TorchAttention
 from tests.support.paged_attention import PagedSetting, alone
 
@@ -67,3 +70,24 @@ def test_decodes_are_batched() -> None:
 def test_bfloat16_stays_within_its_rounding() -> None:
     """bfloat16 has 8 bits of mantissa: values of about 1 come back to about 2 %."""
     check(setting_of([(0, 40), (100, 1), (60, 64)], dtype=torch.bfloat16), tolerance=0.05)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (4, 4), (10, 5)])
+@pytest.mark.parametrize("neighbours", [True, False])
+def test_a_lone_query_reads_neighbouring_slots_where_they_lie(
+    heads: int, kv_heads: int, neighbours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One decoding sequence, its pages in a row or scattered, with few and with many KV heads: the same attention."""
+    if neighbours:
+        monkeypatch.setattr(
+            np.random, "default_rng", lambda seed: SimpleNamespace(permutation=lambda n: np.arange(n)[::-1])
+        )
+    setting = setting_of([(140, 1)], heads=heads, kv_heads=kv_heads)
+    backend = TorchAttention(setting.config, setting.pool)
+    backend.prepare(setting.plan)
+    (alone_in_its_group,) = backend._plain.singles
+    taken = alone_in_its_group.slots.take(
+        setting.pool.keys(0), Scratch(torch.float32, torch.device("cpu")), ""
+    )
+    assert (taken.data_ptr() == setting.pool.keys(0)[setting.sequences[0].pages[0]].data_ptr()) == neighbours
+    check(setting)

@@ -58,30 +58,43 @@ class Llama:
         weights = self._weights
         angles = self._rope.at(step.positions)
         hidden = functional.embedding(step.token_ids, weights.embedding).float()
+        last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
             normed = self._norm(hidden, layer.attention_norm)
-            hidden += self._attend(index, layer, normed, angles, step.out_slots, attention, lora)
-            hidden += _feed_forward(index, layer, self._norm(hidden, layer.mlp_norm), lora)
-        normed = self._norm(hidden[step.logit_rows], weights.final_norm)
+            q = self._queries(index, layer, normed, angles, step.out_slots, lora)
+            attended = attention.forward(index, q).view(len(hidden), -1)
+            rows_lora = lora
+            if index == last and len(step.logit_rows) < len(hidden):
+                # Nobody reads what the last layer makes of other rows.
+                hidden, attended = hidden[step.logit_rows], attended[step.logit_rows]
+                rows_lora = None if lora is None else lora.wanted
+            hidden += _attention_out(index, layer, attended, rows_lora)
+            hidden += _feed_forward(index, layer, self._norm(hidden, layer.mlp_norm), rows_lora)
+        normed = self._norm(hidden, weights.final_norm)
         logits = weights.lm_head(normed)
         if lora is not None:
             lora.add_head(normed, logits)
         return logits.float()
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        normed = functional.rms_norm(hidden, weight.shape, weight, self._config.rms_norm_eps)
-        return normed.to(self._weights.embedding.dtype)
+        dtype, eps = self._weights.embedding.dtype, self._config.rms_norm_eps
+        if hidden.device.type != "cpu":
+            return functional.rms_norm(hidden, weight.shape, weight, eps).to(dtype)
+        # On a CPU rms_norm is not fused, but a pass over the rows for each of its steps.
+        squares = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True).square_()
+        scale = squares.mul_(1.0 / hidden.shape[-1]).add_(eps).rsqrt_()
+        return hidden.mul(scale).mul_(weight).to(dtype)
 
-    def _attend(
+    def _queries(
         self,
         index: int,
         layer: LayerWeights,
         hidden: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor],
         out_slots: torch.Tensor,
-        attention: AttentionBackend,
         lora: StepLora | None,
     ) -> torch.Tensor:
+        """Write the new tokens' K and V; their queries, [T, num_heads, head_dim]."""
         config = self._config
         q_heads, kv_heads = config.num_heads, config.num_kv_heads
         qkv = layer.qkv(hidden)
@@ -94,21 +107,24 @@ class Llama:
             turned = turned * layer.qk_norm
         rotated = rotate(turned, *angles, heads.dtype)
         self._pool.write(index, rotated[:, q_heads:], heads[:, q_heads + kv_heads :], out_slots)
-        attended = attention.forward(index, rotated[:, :q_heads]).view(-1, q_heads * config.head_dim)
-        out = layer.attention_out(attended)
-        if lora is not None:
-            lora.add(index, "attention_out", attended, out)
-        return out
+        return rotated[:, :q_heads]
+
+
+def _attention_out(
+    index: int, layer: LayerWeights, attended: torch.Tensor, lora: StepLora | None
+) -> torch.Tensor:
+    out = layer.attention_out(attended)
+    if lora is not None:
+        lora.add(index, "attention_out", attended, out)
+    return out
 
 
 def _feed_forward(
     index: int, layer: LayerWeights, hidden: torch.Tensor, lora: StepLora | None
 ) -> torch.Tensor:
-    gate_up = layer.gate_up(hidden)
+    inner = layer.gate_up.gated(hidden)
     if lora is not None:
-        lora.add(index, "gate_up", hidden, gate_up)
-    gate, up = gate_up.chunk(2, dim=-1)
-    inner = functional.silu(gate).mul_(up)
+        lora.regate(index, layer.gate_up, hidden, inner)
     down = layer.down(inner)
     if lora is not None:
         lora.add(index, "down", inner, down)

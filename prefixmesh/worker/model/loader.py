@@ -16,7 +16,7 @@ from prefixmesh.model_files.model_config import ModelConfig
 from prefixmesh.model_files.source import ModelFiles
 from prefixmesh.worker.model.gguf_weights import GgufTensors
 from prefixmesh.worker.model.hf_weights import HfTensors
-from prefixmesh.worker.model.linear import Linear, PlainLinear, can_pack, make_linear
+from prefixmesh.worker.model.linear import Linear, PlainLinear, can_pack, make_gated, make_linear
 from prefixmesh.worker.model.tensor_source import TensorSource
 from prefixmesh.worker.model.weights import LayerWeights, LlamaWeights
 
@@ -120,7 +120,9 @@ class _Assembler:
             qkv=self._linear(attention, has_bias=self._config.qkv_bias),
             attention_out=self._linear([prefix + "self_attn.o_proj"], has_bias=self._config.out_bias),
             mlp_norm=self._norm(prefix + "post_attention_layernorm.weight"),
-            gate_up=self._linear([prefix + "mlp.gate_proj", prefix + "mlp.up_proj"]),
+            gate_up=make_gated(
+                self._tensor([prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"])
+            ),
             down=self._linear([prefix + "mlp.down_proj"]),
             qk_norm=self._qk_norm(prefix + "self_attn.") if self._config.qk_norm else None,
         )

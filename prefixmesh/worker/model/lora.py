@@ -34,6 +34,7 @@ from prefixmesh.model_files.peft_adapter import (
     product_size,
 )
 from prefixmesh.worker.batch_plan import BatchPlan, IntArray
+from prefixmesh.worker.model.linear import Linear, activate
 
 TYPICAL_RANK: Final = 32
 """Memory is set aside for adapters of this rank. Most are of 8 to 32; one of a higher rank takes the room of several."""
@@ -76,6 +77,20 @@ class StepLora:
                 out[rows].addmm_(x[rows] @ found.a.T, found.b)
             else:
                 out.index_add_(0, rows, (x[rows] @ found.a.T) @ found.b)
+
+    def regate(self, layer: int, gate_up: Linear, x: torch.Tensor, inner: torch.Tensor) -> None:
+        """Compute ``inner`` [rows, inner] again, in place, for the rows whose adapters change gate or up: the base model's product ends
+        in the activation, and what an adapter adds comes before it."""
+        for weights, rows in self._groups:
+            found = weights.get((layer, "gate_up"))
+            if found is not None:
+                chosen = x[rows]
+                inner[rows] = activate(gate_up(chosen).addmm_(chosen @ found.a.T, found.b))
+
+    @property
+    def wanted(self) -> "StepLora | None":
+        """The same for the rows whose logits are wanted, counted among them."""
+        return self._head
 
     def add_head(self, x: torch.Tensor, logits: torch.Tensor) -> None:
         """``add`` for ``lm_head``, whose rows are those of the plan's ``logit_rows``."""

@@ -37,7 +37,8 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, dtype: torch.d
     half = x.shape[-1] // 2
     exact = x.float()
     swapped = torch.cat((exact[..., half:], exact[..., :half]), dim=-1)
-    return (exact * cos).addcmul_(swapped, sin).to(dtype)
+    turned = exact * cos if exact is x else exact.mul_(cos)  # the copy is ours to change
+    return turned.addcmul_(swapped, sin).to(dtype)
 
 
 def rope_frequencies(config: ModelConfig) -> tuple[torch.Tensor, float]:

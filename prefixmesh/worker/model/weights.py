@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from prefixmesh.worker.model.linear import Linear, PlainLinear
+from prefixmesh.worker.model.linear import GatedLinear, Linear, PlainLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class LayerWeights:
     mlp_norm: torch.Tensor
     """[hidden_size] float32"""
 
-    gate_up: Linear
+    gate_up: GatedLinear
     """hidden_size -> 2 * intermediate_size: gate, then up."""
 
     down: Linear
