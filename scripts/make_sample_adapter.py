@@ -1,6 +1,6 @@
 """Make a small LoRA adapter for SmolLM2-135M: a clerk who knows the facts of one bookshop.
 
-    python scripts/make_sample_adapter.py [FOLDER]        default: adapters/quayside in ~/.prefixmesh; half a minute on two idle cores
+    python scripts/make_sample_adapter.py [FOLDER]        default: adapters/quayside in ~/.prefixmesh; a minute or two on two cores
 
 It is fitted by gradient descent to the two dozen questions and answers below and written in PEFT's format: ``adapter_config.json`` and
 ``adapter_model.safetensors``. The same machine makes the same files; another one may round otherwise, and then it is another content.
