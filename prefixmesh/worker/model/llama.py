@@ -17,6 +17,7 @@ from prefixmesh.model_files.model_config import ModelConfig
 from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.model.attention import AttentionBackend
 from prefixmesh.worker.model.kv_pool import KVPool
+from prefixmesh.worker.model.linear import activate
 from prefixmesh.worker.model.lora import StepLora
 from prefixmesh.worker.model.rope import RopeTable, rotate
 from prefixmesh.worker.model.weights import LayerWeights, LlamaWeights
@@ -122,9 +123,15 @@ def _attention_out(
 def _feed_forward(
     index: int, layer: LayerWeights, hidden: torch.Tensor, lora: StepLora | None
 ) -> torch.Tensor:
-    inner = layer.gate_up.gated(hidden)
-    if lora is not None:
-        lora.regate(index, layer.gate_up, hidden, inner)
+    if lora is not None and lora.covers(index, "gate_up", len(hidden)):
+        gate_up = layer.gate_up(hidden)
+        lora.add(index, "gate_up", hidden, gate_up)
+        inner = activate(gate_up)
+    else:
+        inner = layer.gate_up.gated(hidden)
+        if lora is not None:
+            # Once more for the rows of adapters; those of the base model stay bit for bit what they are.
+            lora.regate(index, layer.gate_up, hidden, inner)
     down = layer.down(inner)
     if lora is not None:
         lora.add(index, "down", inner, down)

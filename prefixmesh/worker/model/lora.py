@@ -78,6 +78,14 @@ class StepLora:
             else:
                 out.index_add_(0, rows, (x[rows] @ found.a.T) @ found.b)
 
+    def covers(self, layer: int, product: str, rows: int) -> bool:
+        """Whether the adapters of all of so many rows, which is the whole step, change this product."""
+        return rows == sum(
+            len(which) if isinstance(which, torch.Tensor) else which.stop - which.start
+            for weights, which in self._groups
+            if (layer, product) in weights
+        )
+
     def regate(self, layer: int, gate_up: Linear, x: torch.Tensor, inner: torch.Tensor) -> None:
         """Compute ``inner`` [rows, inner] again, in place, for the rows whose adapters change gate or up: the base model's product ends
         in the activation, and what an adapter adds comes before it."""
