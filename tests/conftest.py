@@ -9,9 +9,8 @@ import pytest
 from prefixmesh.model_files.source import ModelFiles, resolve_model
 from prefixmesh.worker.process_engine import ENGINE_ENVIRONMENT
 
-# Before torch is loaded: tests that compute in this process wait as an engine's process does, without spinning.
-# Tests share their cores with each other: nobody should spin.
-os.environ.update(ENGINE_ENVIRONMENT | {"GOMP_SPINCOUNT": "0"} | os.environ)
+# Before torch is loaded: tests that compute in this process wait as an engine's process does.
+os.environ.update(ENGINE_ENVIRONMENT | os.environ)
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and the programs under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
