@@ -102,7 +102,11 @@ async def test_eight_turns_find_the_turn_before(tmp_path: Path, page_size: int) 
 
 @pytest.mark.slow
 async def test_warm_answers_equal_cold_ones(tmp_path: Path) -> None:
-    """F44 (cold and warm): 200 prompts answer the same from an empty cache and from a full one."""
+    """F44 (cold and warm): 200 prompts answer the same from an empty cache and from a full one.
+
+    Drawn among few tokens: a draw falls within rounding of a border between two neighbours the more often the more borders there are,
+    and what shares the batch decides how logits are rounded (of 4,800 draws among all tokens, one did).
+    """
     async with (
         fleet(tmp_path, workers=1, prefix_cache="off") as cold_address,
         fleet(tmp_path / "warm", workers=1, page_size=16) as warm_address,
@@ -117,6 +121,7 @@ async def test_warm_answers_equal_cold_ones(tmp_path: Path) -> None:
             sampling: dict[str, Any] = {
                 "max_tokens": 8,
                 "temperature": 0.8,
+                "top_k": 4,
                 "seed": index,
                 "ignore_eos": True,
             }
