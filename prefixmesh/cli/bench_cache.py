@@ -1,11 +1,12 @@
 """``prefixmesh bench cache``: how fast the prefix cache is on this machine, and whether that is what was asked for."""
 
 import json
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from prefixmesh.cli.bench_table import amount, print_table, verdict
+from prefixmesh.cli.bench_table import amount, bench_flags, print_table, verdict
 from prefixmesh.cli.terminal import print_note
 
 if TYPE_CHECKING:
@@ -18,24 +19,14 @@ yardstick: comparing 12 KiB / an empty call beside the figure, and the scale the
 others: the best known implementation that is compiled / the best in Python, on the machine of the targets."""
 
 
-def _check_names(ctx: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> frozenset[str]:
+def _known() -> Collection[str]:
     from prefixmesh.bench.cache_plan import NAMES
 
-    for name in names:
-        if name not in NAMES:
-            raise click.BadParameter(f"{name!r} is not one of {', '.join(NAMES)}", ctx, parameter)
-    return frozenset(names)
+    return NAMES
 
 
 @click.command(short_help="Measure the prefix cache: times, memory, pauses.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--check", is_flag=True, help="Exit with 1 when a figure is not what was asked for.")
-@click.option(
-    "--quick", is_flag=True, help="Small trees and few repeats, in seconds: no measure of anything."
-)
-@click.option(
-    "--only", "names", multiple=True, callback=_check_names, help="Only this figure; may be repeated."
-)
+@bench_flags(_known, one_of_them="figure", quick="Small trees")
 def cache(*, as_json: bool, check: bool, quick: bool, names: frozenset[str]) -> None:
     """Measure the prefix cache with everything switched on, at page sizes 1 and 16, in one or two minutes.
 

@@ -4,12 +4,13 @@ import dataclasses
 import json
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from prefixmesh.cli.bench_table import amount, print_table, verdict
+from prefixmesh.cli.bench_table import amount, bench_flags, print_table, verdict
 from prefixmesh.cli.terminal import print_note
 
 if TYPE_CHECKING:
@@ -25,24 +26,14 @@ others, on the machine of the targets: vLLM's CPU build (without prefix cache) /
 The engine runs in this process, as in its own: no gRPC and no socket is in a figure. The loop's cost is a step less forward."""
 
 
-def _check_names(ctx: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> frozenset[str]:
+def _known() -> Collection[str]:
     from prefixmesh.bench.engine_plan import PARTS
 
-    for name in names:
-        if name not in PARTS:
-            raise click.BadParameter(f"{name!r} is not one of {', '.join(PARTS)}", ctx, parameter)
-    return frozenset(names)
+    return PARTS
 
 
 @click.command(short_help="Measure the engine: first tokens, decoding, a burst, the loop.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--check", is_flag=True, help="Exit with 1 when a figure is not what was asked for.")
-@click.option(
-    "--quick", is_flag=True, help="Small prompts and few repeats, in seconds: no measure of anything."
-)
-@click.option(
-    "--only", "names", multiple=True, callback=_check_names, help="Only this part; may be repeated."
-)
+@bench_flags(_known, one_of_them="part", quick="Small prompts")
 @click.option(
     "--processor-time",
     is_flag=True,

@@ -1,14 +1,52 @@
-"""What the tables of ``prefixmesh bench`` share: amounts, verdicts, and a width where there is no terminal."""
+"""What the benches of ``prefixmesh bench`` share: their flags, and in their tables amounts, verdicts, and a width without a terminal."""
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
 PIPE_WIDTH: Final = 160
 """Where no terminal sets a width: a figure stays on its line."""
+
+
+def bench_flags(
+    known: Callable[[], Collection[str]], *, one_of_them: str, quick: str
+) -> Callable[[_Command], _Command]:
+    """Decorator: ``--json``, ``--check``, ``--quick`` and ``--only``, which takes any of ``known()`` and is asked for when used."""
+
+    def check_names(ctx: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> frozenset[str]:
+        for name in names:
+            if name not in known():
+                raise click.BadParameter(f"{name!r} is not one of {', '.join(known())}", ctx, parameter)
+        return frozenset(names)
+
+    options = (
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+        click.option("--check", is_flag=True, help="Exit with 1 when a figure is not what was asked for."),
+        click.option(
+            "--quick", is_flag=True, help=f"{quick} and few repeats, in seconds: no measure of anything."
+        ),
+        click.option(
+            "--only",
+            "names",
+            multiple=True,
+            callback=check_names,
+            help=f"Only this {one_of_them}; may be repeated.",
+        ),
+    )
+
+    def decorate(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 def amount(value: float | None) -> str:
