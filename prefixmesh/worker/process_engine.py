@@ -60,7 +60,7 @@ times a step. By default they wait spinning, so when anything else uses a core o
 each wait lasts until the operating system takes the core away: measured with 2 threads on 2 busy cores, a decode step of 965 ms
 instead of 95. Sleeping at once costs a quiet machine a third of its decode speed, because waking takes longer than most operations:
 52 ms a step against 37 with so short a spin, which lasts about from one operation to the next (20,000 turns: 31 ms quiet, but
-1,500 busy). With six programs to a core the short spin costs too, 240 ms against 80: set GOMP_SPINCOUNT=0 where that is the rule.
+1,500 busy). Where several programs share each core for good, GOMP_SPINCOUNT=0 may be better.
 GNU's OpenMP, which torch brings, reads the count; others know only the policy. Both are read once, when torch is loaded, so they must
 stand before the process does."""
 
