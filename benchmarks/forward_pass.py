@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +124,9 @@ def main() -> None:
     }
     print(" ".join(f"{name} {value:.1f}" for name, value in result.items()))
     for name, plans in SHAPES.items():
-        whole = least_ms(lambda: steps(llama, plans, attention), options.repeats)  # noqa: B023
-        bare = least_ms(lambda: steps(llama, plans, NoAttention()), options.repeats)  # noqa: B023
-        only = least_ms(lambda: products(weights, plans, config), options.repeats)  # noqa: B023
+        whole = least_ms(partial(steps, llama, plans, attention), options.repeats)
+        bare = least_ms(partial(steps, llama, plans, NoAttention()), options.repeats)
+        only = least_ms(partial(products, weights, plans, config), options.repeats)
         parts = {"step_ms": whole, "products_ms": only, "attention_ms": whole - bare, "rest_ms": bare - only}
         result[name] = parts
         print(f"{name:26}", " ".join(f"{part} {value:8.1f}" for part, value in parts.items()), flush=True)

@@ -20,6 +20,7 @@ from prefixmesh import tokens
 from prefixmesh.cache.factory import make_prefix_cache
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.radix_cache import RadixOptions
+from prefixmesh.config import SchedulePolicy
 from prefixmesh.worker.messages import EngineSampling, Submit
 from prefixmesh.worker.scheduler import Scheduler, SchedulerConfig
 
@@ -30,14 +31,14 @@ MAX_RUNNING = 64
 NAMESPACE = b"n" * 16
 
 
-def make_scheduler(waiting: int, policy: str) -> Scheduler:
+def make_scheduler(waiting: int, policy: SchedulePolicy) -> Scheduler:
     """An empty one with room for all."""
     allocator = PageAllocator(POOL_TOKENS)
     config = SchedulerConfig(
         max_running_requests=MAX_RUNNING,
         max_queued_requests=waiting + FAMILIES,
         chunked_prefill_size=2048,
-        schedule_policy=policy,  # type: ignore[arg-type]
+        schedule_policy=policy,
         context_length=8192,
         vocab_size=VOCABULARY,
     )
@@ -86,7 +87,7 @@ def fill(scheduler: Scheduler, crowd: str, waiting: int, max_tokens: int) -> flo
     return (time.thread_time() - began) * 1e3 / waiting
 
 
-def measure(crowd: str, waiting: int, steps: int, policy: str) -> dict[str, Any]:
+def measure(crowd: str, waiting: int, steps: int, policy: SchedulePolicy) -> dict[str, Any]:
     """Milliseconds of steps that admit, and of steps that only decode beside a full queue."""
     scheduler = make_scheduler(waiting, policy)
     submit_ms = fill(scheduler, crowd, waiting, max_tokens=1)
@@ -111,7 +112,7 @@ def main() -> None:
     )
     parser.add_argument("--waiting", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--policy", default="lpm")
+    parser.add_argument("--policy", choices=("lpm", "fcfs", "priority"), default="lpm")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = []

@@ -76,7 +76,8 @@ def load(*, name: str, path: str, pin: bool, **values: Any) -> None:
 
     async def call(stub: Any, settings: Any) -> "Adapter":
         request = pb.LoadAdapterRequest(name=name, path=path, pinned=pin)
-        return (await stub.LoadAdapter(request, **settings)).adapter  # type: ignore[no-any-return]
+        answer: pb.LoadAdapterResponse = await stub.LoadAdapter(request, **settings)
+        return answer.adapter
 
     outcomes = _call_workers(call, values)
     for outcome in outcomes:
@@ -114,8 +115,8 @@ def list_(*, as_json: bool, **values: Any) -> None:
     from prefixmesh.proto.v1 import worker_control_pb2 as pb
 
     async def call(stub: Any, settings: Any) -> "Sequence[Adapter]":
-        answer = await stub.ListAdapters(pb.ListAdaptersRequest(), **settings)
-        return answer.adapters  # type: ignore[no-any-return]
+        answer: pb.ListAdaptersResponse = await stub.ListAdapters(pb.ListAdaptersRequest(), **settings)
+        return answer.adapters
 
     outcomes = _call_workers(call, values)
     if as_json:

@@ -225,7 +225,7 @@ class AdapterReader:
     def _read(self, file: BinaryIO, entry: TensorEntry) -> npt.NDArray[Any]:
         file.seek(entry.offset)
         raw = bytearray(entry.size_bytes)  # torch wants memory that it could write to
-        if file.readinto(raw) != entry.size_bytes:  # type: ignore[attr-defined]
+        if file.readinto(raw) != entry.size_bytes:  # type: ignore[attr-defined]  # typing.BinaryIO forgets it
             raise ModelFileError(f"{self._adapter.path}/{WEIGHTS_FILE} ended while it was being read")
         self._add(entry.dtype.encode(), repr(entry.shape).encode(), raw)
         array = np.frombuffer(raw, _NUMPY[entry.dtype]).reshape(entry.shape)
