@@ -15,6 +15,20 @@ from prefixmesh.model_files.peft_adapter import CONFIG_FILE, HEAD_LAYER, WEIGHTS
 LINEAR: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
+def small_sizes(num_layers: int) -> LinearSizes:
+    """The linear layers of a model in which no two kinds that could be mixed up have one shape."""
+    layer = {
+        "q_proj": (8, 12),
+        "k_proj": (8, 6),
+        "v_proj": (8, 6),
+        "o_proj": (12, 8),
+        "gate_proj": (8, 10),
+        "up_proj": (8, 10),
+        "down_proj": (10, 8),
+    }
+    return LinearSizes(num_layers=num_layers, layer=layer, head=(8, 20))
+
+
 def make_peft_model(model: Any, *, seed: int = 0, **lora: Any) -> Any:
     """``model``, which is changed, with one adapter of random weights, by PEFT."""
     from peft import LoraConfig, get_peft_model

@@ -15,22 +15,10 @@ from prefixmesh.model_files.source import resolve_model
 from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.model.lora import TYPICAL_RANK, LoraProduct, LoraSlots, LoraWeights
 from tests.support.fake_graphs import FakeGraphDevice, TorchGraphAttention, make_runner
-from tests.support.peft_adapters import LINEAR, adapter_tensors, write_adapter
+from tests.support.peft_adapters import LINEAR, adapter_tensors, small_sizes, write_adapter
 from tests.support.plans import PagedSequence, Piece, make_plan
 
-SIZES: Final = LinearSizes(
-    num_layers=1,
-    layer={
-        "q_proj": (8, 12),
-        "k_proj": (8, 6),
-        "v_proj": (8, 6),
-        "o_proj": (12, 8),
-        "gate_proj": (8, 10),
-        "up_proj": (8, 10),
-        "down_proj": (10, 8),
-    },
-    head=(8, 20),
-)
+SIZES: Final = small_sizes(1)
 
 
 def open_slots(root: Path, dtype: torch.dtype = torch.float32, max_resident: int = 4) -> LoraSlots:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from prefixmesh.errors import InvalidRequestError, ModelFileError
 from prefixmesh.model_files.adapter_folder import AdapterRoot
-from prefixmesh.model_files.linear_sizes import HEAD, LinearSizes
+from prefixmesh.model_files.linear_sizes import HEAD
 from prefixmesh.model_files.peft_adapter import (
     CONFIG_FILE,
     HEAD_LAYER,
@@ -32,21 +32,9 @@ from prefixmesh.model_files.peft_adapter import (
 )
 from prefixmesh.model_files.peft_config import MAX_RANK
 from prefixmesh.model_files.safetensors_header import MAX_HEADER_BYTES
-from tests.support.peft_adapters import LINEAR, adapter_tensors, write_adapter, write_config
+from tests.support.peft_adapters import LINEAR, adapter_tensors, small_sizes, write_adapter, write_config
 
-SIZES: Final = LinearSizes(
-    num_layers=2,
-    layer={
-        "q_proj": (8, 12),
-        "k_proj": (8, 6),
-        "v_proj": (8, 6),
-        "o_proj": (12, 8),
-        "gate_proj": (8, 10),
-        "up_proj": (8, 10),
-        "down_proj": (10, 8),
-    },
-    head=(8, 20),
-)
+SIZES: Final = small_sizes(2)
 
 
 def digest_of(root: Path, path: str = "x") -> str:
