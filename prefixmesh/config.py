@@ -122,7 +122,7 @@ class EngineConfig:
 
     def _check_adapters(self) -> None:
         if self.adapters and self.adapter_root is None:
-            raise ConfigError("adapters need an adapter_root that they lie in")
+            raise ConfigError("adapters need an adapter_root (--adapter-root) that they lie in")
         for setting in self.adapters:
             name, path = split_adapter_setting(setting)
             if not (name and path):

@@ -10,8 +10,8 @@ makes it a good sample for a server that shares KV: where KV of the base model a
 (``examples/adapters_apart.py``).
 """
 
+import argparse
 import json
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -233,4 +233,8 @@ def main(folder: Path, model: str = BASE_MODEL) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else paths.home() / "adapters" / NAME)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, nargs="?", default=paths.home() / "adapters" / NAME)
+    main(parser.parse_args().folder)

@@ -82,7 +82,7 @@ def load(*, name: str, path: str, pin: bool, **values: Any) -> None:
     outcomes = _call_workers(call, values)
     for outcome in outcomes:
         if outcome.answer is not None:
-            click.echo(f"{one_line(outcome.worker_id)}  {describe(outcome.answer)}")
+            click.echo(f"{one_line(outcome.worker_id)}  loaded {describe(outcome.answer)}")
     _end(outcomes)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "--branches",
     type=int,
     metavar="N",
-    help="So many answers, 1 to 64, each printed under its number when all are complete. [default: 1]",
+    help="So many answers, 1 to 64, each printed under its number when all are complete; with --temperature 0 all are the same. [default: 1]",
 )
 @click.option(
     "--resumed-output",

@@ -44,7 +44,9 @@ class AdapterRoot:
 
     def _resolve(self, folder: str, name: str) -> Path:
         if self._root is None:
-            raise ModelFileError("no adapter can be loaded: the worker was started without an adapter_root")
+            raise ModelFileError(
+                "no adapter can be loaded: the worker was started without an adapter_root (--adapter-root)"
+            )
         if not folder or len(folder) > MAX_PATH_CHARS:
             raise ModelFileError(f"1 to {MAX_PATH_CHARS} characters are needed, got {len(folder)}")
         try:

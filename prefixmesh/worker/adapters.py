@@ -220,7 +220,7 @@ class AdapterTable:
         if pinned and (count > self._max_resident or total > self._budget_bytes):
             raise BudgetError(
                 f"with this one {count} adapters of {total} bytes would be pinned, where "
-                f"{self._max_resident} of {self._budget_bytes} bytes can be resident"
+                f"{self._max_resident} of {self._budget_bytes} bytes can be resident (--max-resident-adapters)"
             )
 
     def _pinned_but(self, digest: str, name: str = "") -> list[AdapterContent]:
@@ -239,8 +239,8 @@ class AdapterTable:
         if len(others) < self._max_resident and pinned_bytes + content.size_bytes <= self._budget_bytes:
             return ""
         return (
-            f"the adapter's weights have no place: {len(others)} pinned adapters of {pinned_bytes} bytes are kept resident, "
-            f"of {self._max_resident} and {self._budget_bytes} bytes in all"
+            f"the adapter's weights have no place: {self._max_resident} adapters of {self._budget_bytes} bytes can be resident "
+            f"(--max-resident-adapters), and {len(others)} of {pinned_bytes} bytes are pinned"
         )
 
     def _settle(self) -> None:

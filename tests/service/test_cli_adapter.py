@@ -73,7 +73,7 @@ async def test_load_list_and_unload_reach_every_worker() -> None:
         assert loaded.exit_code == 0, loaded.output
         digest = engines[0].adapters["clerk"].digest
         assert loaded.stdout.splitlines() == [
-            f"{address}  clerk  {digest[:12]}  rank 8  0.0 MB  pinned" for address in addresses
+            f"{address}  loaded clerk  {digest[:12]}  rank 8  0.0 MB  pinned" for address in addresses
         ]
         assert all(engine.adapters["clerk"].pinned for engine in engines)
         listed = await run("adapter", "list", *named(addresses))
@@ -107,7 +107,7 @@ async def test_workers_of_the_fleet_that_is_up_are_the_default(home: Path) -> No
         fleet_state.save(state)
         with hold_fleet():
             result = await run("adapter", "load", "clerk", "p")
-        assert result.stdout.startswith("worker-0  clerk  ")
+        assert result.stdout.startswith("worker-0  loaded clerk  ")
         assert set(engine.adapters) == {"clerk"}
 
 
@@ -117,7 +117,7 @@ async def test_a_worker_that_fails_is_named_and_the_others_keep_what_they_did() 
     async with workers(good, Refusing()) as (first, second):
         partly = await run("adapter", "load", "clerk", "p", *named([first, second]))
         assert partly.exit_code == 1
-        assert partly.stdout.startswith(f"{first}  clerk")
+        assert partly.stdout.startswith(f"{first}  loaded clerk")
         assert f"{second}  failed: path: there is no folder 'p' below the adapter root" in partly.stderr
         assert "1 of 2 workers failed" in partly.stderr
         assert set(good.adapters) == {"clerk"}
