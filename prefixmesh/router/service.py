@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import Final
 
 from prefixmesh.cache.namespace import short_digest
-from prefixmesh.errors import AdapterChangedError
+from prefixmesh.errors import AdapterChangedError, UnavailableError
 from prefixmesh.ids import RequestId
 from prefixmesh.proto import codec
 from prefixmesh.proto.v1 import inference_pb2 as pb
@@ -66,6 +66,7 @@ class InferenceService:
         request = codec.decode_generate(message)
         check_model(self._model.name, request.model)
         with self._running.enter(RequestId(secrets.token_hex(REQUEST_ID_BYTES)), caller.tenant) as running:
+            has_begun = False
             for tries_left in reversed(range(MAX_PREPARATIONS)):
                 prepared = await self._prepare(request, message, running)
                 try:
@@ -73,9 +74,12 @@ class InferenceService:
                         self._relay.stream(prepared, running, context.time_remaining)
                     ) as frames:
                         async for frame in frames:
+                            has_begun = True
                             yield frame
                     return
-                except AdapterChangedError:  # before anything was answered
+                except AdapterChangedError as error:
+                    if has_begun:  # an answer never begins anew
+                        raise UnavailableError(f"the answer cannot go on: {error}") from error
                     if not tries_left:
                         raise
                     await self._adapters.ask()

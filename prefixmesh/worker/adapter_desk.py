@@ -292,7 +292,12 @@ class AdapterDesk:
                     del self._waiting[action.request_id]
                     field = "" if action.is_full else "adapter"
                     self._events.append(
-                        Refused(request_id=action.request_id, field=field, problem=action.problem)
+                        Refused(
+                            request_id=action.request_id,
+                            field=field,
+                            problem=action.problem,
+                            adapter_left=action.problem == UNKNOWN,
+                        )
                     )
                 case Load():
                     self._reads[self._begin_read(action)] = action
@@ -315,4 +320,4 @@ class AdapterDesk:
 
 def unknown_adapter(request_id: str) -> Refused:
     """What a request of a content that no name means is told."""
-    return Refused(request_id=request_id, field="adapter", problem=UNKNOWN)
+    return Refused(request_id=request_id, field="adapter", problem=UNKNOWN, adapter_left=True)

@@ -134,6 +134,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Higher goes first under the policy ``priority``, and its prefix stays longer under an eviction by priority."""
 
     queue_timeout_s: float = 0.0
+    """Seconds until it gives up its first admission; 0 is the engine's own limit, infinity none, not the engine's either."""
     """Most seconds to wait for the first admission; 0 leaves it to the engine's own limit."""
 
     adapter: str = ""
@@ -243,6 +244,8 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     request_id: str
     field: str
     problem: str
+    adapter_left: bool = False
+    """No name means the adapter's content any more: it was loaded anew or unloaded since the request was prepared."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -41,5 +41,8 @@ class QueueDeadlines:
 
 
 def queue_deadline(now: float, *timeouts_s: float) -> float:
-    """When a request that arrives now has waited long enough: by the least timeout that is not 0; infinity without one."""
+    """When a request that arrives now has waited long enough: by the least timeout that is not 0; never without one, or with one that
+    is infinite."""
+    if math.inf in timeouts_s:
+        return math.inf
     return now + min((timeout for timeout in timeouts_s if timeout), default=math.inf)

@@ -6,6 +6,7 @@ out of a call leaves nothing behind: the table entry is a context manager, and c
 """
 
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -18,7 +19,7 @@ import msgspec
 
 from prefixmesh.branch_seed import branch_seed
 from prefixmesh.cache.namespace import short_digest
-from prefixmesh.errors import AdapterChangedError, DeadlineError, PrefixmeshError
+from prefixmesh.errors import AdapterChangedError, DeadlineError, PrefixmeshError, UnavailableError
 from prefixmesh.ids import Namespace, RequestId
 from prefixmesh.proto import codec
 from prefixmesh.proto.v1 import inference_pb2 as pb
@@ -120,7 +121,7 @@ class InferenceService:
                     return
                 except AdapterChangedError:
                     # A router must make its ticket anew; here the name is only looked up once more.
-                    if caller.ticket is not None or answer.cached_tokens is not None or not tries_left:
+                    if caller.ticket is not None or not tries_left:
                         raise
 
     async def Abort(  # noqa: N802  the service's own name
@@ -269,9 +270,10 @@ class InferenceService:
         stopping: set[int] = set()
         async with aclosing(branch_events(self._engine, prepared.submits)) as events:
             async for branch, event in events:
-                if isinstance(event, Refused) and event.field == "adapter":
-                    # It was there when the prompt was prepared.
-                    raise AdapterChangedError(event.problem)
+                if isinstance(event, Refused) and event.adapter_left:
+                    if answer.cached_tokens is None:
+                        raise AdapterChangedError(event.problem)
+                    raise UnavailableError("the adapter was unloaded before all branches had begun")
                 responses = answer.on_event(branch, event)
                 if isinstance(event, Admitted):
                     place.admitted()
@@ -302,7 +304,7 @@ def _branch_submits(submit: Submit, branches: int) -> tuple[Submit, ...]:
             submit,
             request_id=engine_id,
             sampling=msgspec.structs.replace(submit.sampling, seed=branch_seed(seed, branch)),
-            queue_timeout_s=0.0 if branch else submit.queue_timeout_s,
+            queue_timeout_s=math.inf if branch else submit.queue_timeout_s,
         )
         for branch, engine_id in enumerate(branch_ids(RequestId(submit.request_id), branches))
     )

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import grpc
+import grpc.aio
 import pytest
 
 from prefixmesh.client import AsyncClient
@@ -146,3 +148,23 @@ async def test_a_flood_of_made_up_names_asks_the_workers_a_few_times_only() -> N
         outcomes = await asyncio.gather(*(router.generate(one) for one in requests), return_exceptions=True)
         assert all(isinstance(outcome, InvalidRequestError) for outcome in outcomes)
         assert router.workers[0].described - described <= 10
+
+
+async def test_an_answer_that_has_begun_never_begins_anew() -> None:
+    """A worker that loses the adapter in the middle of an answer: the caller is told, and gets no token twice."""
+    async with running_router(1) as router:
+        serve(router, 0, clerk="d1")
+        router.workers[0].script.breaks_with = AdapterChangedError("it was loaded anew")
+        call = router.inference.Generate(token_request(PROMPT, adapter="clerk"))
+        events: list[str | None] = []
+
+        async def read_all() -> None:
+            async for message in call:
+                events.append(message.WhichOneof("event"))  # noqa: PERF401  what came before the error counts
+
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await read_all()
+        assert events == ["started", "delta"]
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert len(router.workers[0].received) == 1
+        assert router.loads() == [0]

@@ -121,7 +121,12 @@ async def test_an_adapter_that_leaves_between_preparation_and_admission_is_looke
         async def submit(self, command: Any) -> Any:
             if not self.submitted:
                 self.submitted.append(command)
-                yield Refused(request_id=command.request_id, field="adapter", problem="it is not loaded")
+                yield Refused(
+                    request_id=command.request_id,
+                    field="adapter",
+                    problem="it is not loaded",
+                    adapter_left=True,
+                )
                 return
             async for event in super().submit(command):
                 yield event

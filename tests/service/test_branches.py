@@ -1,6 +1,7 @@
 """A call with several branches, at a worker and through a router: one prompt, one beginning, one end, and an answer for each branch."""
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -110,7 +111,7 @@ async def test_branches_are_requests_that_differ_in_name_and_seed_alone() -> Non
         assert (command.tokens, command.namespace, command.owner) == (first.tokens, first.namespace, "acme")
         assert (command.priority, command.sampling.regex, command.sampling.logprobs) == (9, "[a-z, .]+", 2)
     # What the call may wait for is its beginning: a branch that waits for the prompt to be computed has begun.
-    assert [command.queue_timeout_s for command in engine.submitted] == [1.5, 0.0, 0.0]
+    assert [command.queue_timeout_s for command in engine.submitted] == [1.5, math.inf, math.inf]
 
 
 async def test_one_branch_is_the_call_itself() -> None:

@@ -97,6 +97,9 @@ class Script:
     error: PrefixmeshError | None = None
     """Raised instead of an answer."""
 
+    breaks_with: PrefixmeshError | None = None
+    """Raised instead of the second token."""
+
     before_start: Gate = field(default_factory=Gate)
     before_delta: Gate = field(default_factory=Gate)
     """Each delta but the first waits here."""
@@ -194,6 +197,8 @@ class FakeWorker:
             for position, token_id in enumerate(answer):
                 if position:
                     await self.script.before_delta.wait()
+                    if self.script.breaks_with is not None:
+                        raise self.script.breaks_with
                 delta = pb.Delta(
                     position=position, token_ids=pack([token_id]), text=self.script.decode([token_id])
                 )

@@ -100,3 +100,9 @@ def test_only_what_has_expired_is_touched_and_others_are_forgotten() -> None:
         deadlines.forget_others(waiting=47)
     assert len(deadlines) <= 2 * 47 + SLACK
     assert len(deadlines.take_expired(1e9)) == 47
+
+
+def test_an_infinite_timeout_outlives_the_engine_s_own() -> None:
+    """For branches whose call has begun: only the first gives up."""
+    assert queue_deadline(10.0, math.inf, 5.0) == math.inf
+    assert queue_deadline(10.0, 0.0, 5.0) == 15.0
