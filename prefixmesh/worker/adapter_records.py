@@ -65,6 +65,9 @@ class AdapterContent:
     size_bytes: int
     """Of its weights, when resident."""
 
+    paths: dict[str, str] = field(default_factory=dict)
+    """Where each name was loaded from: any of them will do, as long as its name is there."""
+
     names: dict[str, bool] = field(default_factory=dict)
     """Names that mean it, and whether each pins it."""
 

@@ -106,10 +106,10 @@ class AdapterTable:
         if content is None:
             content = self._contents[digest] = AdapterContent(digest, path, rank, size_bytes)
         if old is not None and old is not content:
-            del old.names[name]
+            _take_name(old, name)
         self._names[name] = content
         content.names[name] = pinned
-        content.path = path
+        content.path = content.paths[name] = path
         if content.state is AdapterState.ABSENT:
             if pinned:
                 self._line.setdefault(digest, content)
@@ -122,7 +122,7 @@ class AdapterTable:
         content = self._names.pop(name, None)
         if content is None:
             raise NotFoundError(f"no adapter has the name {name!r}")
-        del content.names[name]
+        _take_name(content, name)
         if content.has_requests:
             self._unloads[question] = content.users | content.waiting.keys()
         else:
@@ -204,7 +204,7 @@ class AdapterTable:
                 request_id, f"{self._max_waiting} requests wait for adapters already", is_full=True
             )
         problem = self._never_fits(content)
-        return Refusal(request_id, problem) if problem else None
+        return Refusal(request_id, problem, is_full=True) if problem else None
 
     def _check_room(self, name: str, digest: str, size_bytes: int, *, pinned: bool) -> None:
         if name not in self._names and len(self._names) >= MAX_NAMES:
@@ -252,7 +252,7 @@ class AdapterTable:
                 self._leave_line(content)
             elif problem := self._never_fits(content):
                 self._leave_line(content)
-                self._refuse_waiting(content, problem)
+                self._refuse_waiting(content, problem, is_full=True)
             elif self._make_room(content):
                 self._leave_line(content)
                 self._begin_load(content)
@@ -345,10 +345,10 @@ class AdapterTable:
         for request_id in self._take_waiting(content):
             self._grant(content, request_id)
 
-    def _refuse_waiting(self, content: AdapterContent, problem: str) -> None:
+    def _refuse_waiting(self, content: AdapterContent, problem: str, *, is_full: bool = False) -> None:
         for request_id in self._take_waiting(content):
             del self._requests[request_id]
-            self._actions.append(Refusal(request_id, problem))
+            self._actions.append(Refusal(request_id, problem, is_full))
             for pending in self._unloads.values():
                 pending.discard(request_id)
         for question in [question for question, pending in self._unloads.items() if not pending]:
@@ -406,3 +406,9 @@ class AdapterTable:
 
 def _age(content: AdapterContent) -> int:
     return content.last_used
+
+
+def _take_name(content: AdapterContent, name: str) -> None:
+    """The name means it no longer; it is read from where a name that is left found it."""
+    del content.names[name], content.paths[name]
+    content.path = next(reversed(content.paths.values()), content.path)

@@ -195,3 +195,24 @@ def test_the_table_sums_itself_up_in_a_line() -> None:
     table.acquire("a", "r")
     settle(table)
     assert repr(table) == "<AdapterTable 3 names, 2 of 2 resident in 20 of 100 bytes | 1 using, 0 waiting>"
+
+
+def test_a_content_is_read_from_where_a_name_that_is_left_found_it() -> None:
+    """Two folders hold one content; the one that was named last is unloaded, and may be gone."""
+    table = make_table("other", max_resident=1)
+    for name in ("law", "law2"):
+        table.learn(name, digest="3f", path=f"folder of {name}", rank=8, size_bytes=10, pinned=False)
+    table.forget("law2", 1)
+    settle(table)
+    table.acquire("3f", "r")
+    assert [action.path for action in settle(table) if isinstance(action, Load)] == ["folder of law"]
+
+
+def test_no_place_beside_the_pinned_is_a_matter_of_room_and_not_of_the_request() -> None:
+    table = make_table("a", max_resident=1)
+    learn(table, "b", pinned=True)
+    settle(table)
+    table.acquire("a", "r")
+    [refusal] = [action for action in settle(table) if isinstance(action, Refusal)]
+    assert refusal.is_full
+    assert "have no place" in refusal.problem
