@@ -15,6 +15,7 @@ import msgspec
 
 from prefixmesh.errors import ModelFileError
 from prefixmesh.model_files.config_keys import Keys
+from prefixmesh.model_files.linear_sizes import HEAD, LAYER_MODULES
 
 MAX_RANK: Final = 256
 """Published adapters have ranks of 4 to 256; above that, weights of the model itself are the better form."""
@@ -57,6 +58,9 @@ HARMLESS_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
 }
 """Other ways to begin (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) change the model's own weights as well."""
+
+NAME_PARTS: Final = frozenset({"base_model", "model", "layers", "self_attn", "mlp", HEAD, *LAYER_MODULES})
+"""What modules' names are made of, beside numbers."""
 
 _Number = TypeVar("_Number", int, float)
 
@@ -134,6 +138,9 @@ def _patterns(keys: Keys, key: str) -> Iterator[tuple[str, Any]]:
     for pattern, value in patterns.items():
         if not _PLAIN_PATTERN.fullmatch(pattern):
             raise keys.unsupported(key, "only names of modules, or the ends of such, are supported")
+        # To PEFT a plain point stands for any character: what is no name could mean one.
+        if not all(part.isdecimal() or part in NAME_PARTS for part in re.split(r"\^|\\?\.", pattern) if part):
+            raise keys.unsupported(key, f"{pattern!r} is no name of a module, nor the end of one")
         yield pattern.replace("\\", ""), value
 
 

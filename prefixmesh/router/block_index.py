@@ -119,7 +119,7 @@ class BlockIndex:
         """A slot holds these blocks on the tier from now on. O(fingerprints). Makes room as it goes, a little at a time."""
         self._count += self._change(fingerprints, slot, tier)
         if self.needs_sweep:
-            self.sweep()
+            self.sweep(len(fingerprints) + SWEEP_BLOCKS)
 
     def removed(self, slot: int, tier: Tier, fingerprints: Sequence[Fingerprint]) -> None:
         """A slot holds these blocks on the tier no longer. Not known, or not held: nothing happens. O(fingerprints)."""

@@ -6,7 +6,7 @@ an index keeps one number per block, and what the numbers mean is here: two bit 
 forgetting its bit in every set, however many blocks those sets stand for.
 
 Number 0 is the empty set. A set is freed when the last block leaves it. After a bit was cleared, several numbers may mean equal sets,
-until their blocks have gone: only one of them is given to new blocks.
+until their blocks have gone: at most one of them is given to new blocks.
 """
 
 from typing import Final
@@ -104,8 +104,6 @@ class HolderSets:
             dead += 0 if any(masks) else blocks
             if number in free and (blocks or any(masks)):
                 raise InvariantError(f"{self!r}: {number} is free and not empty")
-            if number not in free and masks not in self._numbers:
-                raise InvariantError(f"{self!r}: {masks} of number {number} cannot be found")
             if blocks < 0 or (number not in free and number and not blocks):
                 raise InvariantError(f"{self!r}: {number} is in use for {blocks} blocks")
         if dead != self.dead_blocks:

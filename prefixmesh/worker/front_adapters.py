@@ -10,7 +10,7 @@ import logging
 from collections.abc import Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
-from prefixmesh.errors import AdapterChangedError, NotFoundError
+from prefixmesh.errors import AdapterChangedError, NotFoundError, OverloadedError
 from prefixmesh.served_model import shown_name, unknown_adapter
 from prefixmesh.worker.engine_client import EngineClient
 from prefixmesh.worker.messages import AdapterInfo
@@ -19,6 +19,9 @@ _log = logging.getLogger(__name__)
 
 STATE_WAIT_S: Final = 0.2
 """How long whoever describes the worker waits for the engine's newest word on its adapters. It answers between steps, which may take seconds."""
+
+MAX_CHANGES: Final = 256
+"""Changes under way or waiting for their turn: whoever asked for them may have left long ago."""
 
 _T = TypeVar("_T")
 
@@ -32,6 +35,8 @@ class FrontAdapters:
         self._by_name = {adapter.name: adapter for adapter in adapters}
         self._turns: dict[str, asyncio.Task[Any]] = {}
         """The last change of each name that is under way; the next one begins when it is done."""
+
+        self._changes = 0
 
         self._leaving: dict[str, asyncio.Task[None]] = {}
         """Names that were unloaded and whose requests still run."""
@@ -109,10 +114,15 @@ class FrontAdapters:
         leaving.add_done_callback(forget)
 
     def _take_turn(self, name: str, change: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
+        if self._changes >= MAX_CHANGES:
+            change.close()
+            raise OverloadedError(f"{MAX_CHANGES} adapters are being loaded or unloaded already")
         task = asyncio.create_task(_after(self._turns.get(name), change))
         self._turns[name] = task
+        self._changes += 1
 
         def leave(ended: "asyncio.Task[_T]") -> None:
+            self._changes -= 1
             _look_at(ended)
             if self._turns.get(name) is ended:
                 del self._turns[name]

@@ -89,6 +89,7 @@ BAD_CONFIGS: Final[list[tuple[dict[str, Any], str]]] = [
     ({"rank_pattern": {"q_proj": 5}}, "has the rank 4 where adapter_config.json says 5"),
     ({"rank_pattern": {"(a+)+$": 5}}, "only names of modules"),
     ({"alpha_pattern": {".*": 5}}, "only names of modules"),
+    ({"alpha_pattern": {"q.proj": 5}}, "is no name of a module"),
     ({"alpha_pattern": [1]}, "an object is needed"),
 ]
 
@@ -284,17 +285,58 @@ def test_nothing_outside_the_root_is_opened(tmp_path: Path) -> None:
     write_adapter(root / "x", SIZES)
     (root / "link").symlink_to(outside)
     (root / "inner").symlink_to(root / "x")
-    assert "is not below the adapter root" in problem_of(root, "../outside")
-    assert "is not below the adapter root" in problem_of(root, str(outside))
-    assert "is not below the adapter root" in problem_of(root, "x/../../outside")
-    assert "is not below the adapter root" in problem_of(root, "link")
+    assert "below the adapter root" in problem_of(root, "../outside")
+    assert "below the adapter root" in problem_of(root, str(outside))
+    assert "below the adapter root" in problem_of(root, "x/../../outside")
+    assert "below the adapter root" in problem_of(root, "link")
     assert digest_of(root, "inner") == digest_of(root, "x")
     (root / "x" / WEIGHTS_FILE).unlink()
     (root / "x" / WEIGHTS_FILE).symlink_to(outside / WEIGHTS_FILE)
     assert "is a link to outside the adapter root" in problem_of(root, "x")
 
 
-@pytest.mark.parametrize("path", ["", "a" * 2000, "nul\0", "a/" * 400, ".", "missing", "x/" + CONFIG_FILE])
+def test_a_path_that_is_led_elsewhere_while_it_is_opened_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was a folder when it was looked at is a link when it is opened."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    write_adapter(outside, SIZES)
+    write_adapter(root / "x", SIZES)
+    resolve = AdapterRoot._resolve
+
+    def swapped(self: AdapterRoot, folder: str, name: str) -> Path:
+        path = resolve(self, folder, name)
+        if not path.parent.is_symlink():
+            path.parent.rename(root / "y")
+            path.parent.symlink_to(outside)
+        return path
+
+    monkeypatch.setattr(AdapterRoot, "_resolve", swapped)
+    assert "below the adapter root" in problem_of(root, "x")
+
+
+def test_a_refusal_does_not_tell_what_exists_outside_the_root(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (tmp_path / "there").mkdir()
+    told = {problem_of(root, path).replace(path, "it") for path in ("../there", "../not-there")}
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "missing/../" + "a" * 300,
+        "missing/\0",
+        "",
+        "a" * 2000,
+        "nul\0",
+        "a/" * 400,
+        ".",
+        "missing",
+        "x/" + CONFIG_FILE,
+    ],
+)
 def test_a_path_that_names_no_folder_of_an_adapter_is_refused(tmp_path: Path, path: str) -> None:
     write_adapter(tmp_path / "x", SIZES)
     assert problem_of(tmp_path, path)

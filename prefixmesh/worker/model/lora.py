@@ -209,7 +209,7 @@ def read_lora(
             product.b[rows, _columns(place, sizes)] = (_floats(b).float() * part.scale).T.to(dtype)
     except ModelFileError as error:
         raise InvalidRequestError("path", str(error)) from error
-    if not all(bool(product.b.isfinite().all()) for product in products.values()):
+    if not all(bool(x.isfinite().all()) for product in products.values() for x in (product.a, product.b)):
         raise InvalidRequestError("path", f"scaled, its weights are beyond what {dtype} can tell")
     if reader.digest != digest:
         raise InvalidRequestError("path", CHANGED)
