@@ -46,6 +46,26 @@ def test_stored_alone_keeps_the_bound_within_one_event() -> None:
     index.check_invariants()
 
 
+def test_one_long_event_keeps_the_bound_too() -> None:
+    index = BlockIndex(max_blocks=1000)
+    slot = index.open_slot()
+    for start in range(0, 100_000, 2000):
+        index.stored(slot, Tier.DEVICE, names(start, 2000))
+        assert len(index) <= 1000 + 2000
+
+
+def test_equal_sets_of_a_closed_slot_may_empty_in_any_order() -> None:
+    index = BlockIndex(max_blocks=1000)
+    first, second = index.open_slot(), index.open_slot()
+    index.stored(first, Tier.DEVICE, names(0, 2))
+    index.stored(second, Tier.DEVICE, names(1, 1))
+    index.close_slot(second)
+    for name in names(0, 2):
+        index.removed(first, Tier.DEVICE, [name])
+        index.check_invariants()
+    assert len(index) == 0
+
+
 def test_blocks_that_come_and_go_leave_no_trail() -> None:
     index = BlockIndex(max_blocks=10_000)
     slot = index.open_slot()
