@@ -18,6 +18,7 @@
     │   └── DeviceLostError                             yes: the worker's GPU stopped working; the worker ends
     ├── DeadlineError               DEADLINE_EXCEEDED   with a longer deadline
     ├── CancelledError              CANCELLED           the caller wanted it so
+    ├── UnsupportedError            UNIMPLEMENTED       no: this server does not do such a thing
     └── InternalError               INTERNAL            no: a bug of ours
         ├── DoubleReleaseError                          a lock was released twice; survived
         └── InvariantError                              a structure is in an impossible state
@@ -154,6 +155,13 @@ class CancelledError(PrefixmeshError):
 
     status = "CANCELLED"
     reason = "CANCELLED"
+
+
+class UnsupportedError(PrefixmeshError):
+    """What is asked for this server does not do: it is of another version, or was started without what it takes."""
+
+    status = "UNIMPLEMENTED"
+    reason = "UNSUPPORTED"
 
 
 class InternalError(PrefixmeshError):

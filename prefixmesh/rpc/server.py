@@ -43,7 +43,9 @@ def add_service(server: grpc.aio.Server, descriptor: ServiceDescriptor, implemen
     """
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in descriptor.methods:
-        function = getattr(implementation, method.name)
+        function = getattr(implementation, method.name, None)
+        if function is None:
+            continue  # gRPC answers UNIMPLEMENTED
         if method.server_streaming:
             handlers[method.name] = grpc.unary_stream_rpc_method_handler(
                 _guard_stream(method, function), request_deserializer=None, response_serializer=_serialize

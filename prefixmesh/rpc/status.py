@@ -37,6 +37,7 @@ _BY_STATUS: Final[dict[str, type[PrefixmeshError]]] = {
     "UNAVAILABLE": errors.UnavailableError,
     "DEADLINE_EXCEEDED": errors.DeadlineError,
     "CANCELLED": errors.CancelledError,
+    "UNIMPLEMENTED": errors.UnsupportedError,
 }
 
 

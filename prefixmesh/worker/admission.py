@@ -118,6 +118,14 @@ class AdmissionQueue:
         held. O(queue) at numpy's speed."""
         return AdmissionRound(self, holders, hold_min_tokens)
 
+    @property
+    def uncached_tokens(self) -> int:
+        """Tokens that those who wait will have to compute, as far as is known: whole pages, and the token that always is. O(rows)."""
+        order = self.order
+        waiting = order.roles != Role.PREFILLING
+        missing = np.maximum(order.limits - order.cached, 0) + 1
+        return int(missing[waiting].sum())
+
     def check_bounds(self) -> bool:
         """Whether the queue is within its bound and all its books agree. O(queue)."""
         in_lines = sum(len(line) for line in self.lines.values())

@@ -5,22 +5,32 @@ A thin shell: what it answers comes from the engine's figures and from ``front_a
 
 import asyncio
 import hmac
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Final
 
-from prefixmesh.cache.fingerprint import FINGERPRINT_VERSION
-from prefixmesh.errors import AuthenticationError
+from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE, FINGERPRINT_VERSION
+from prefixmesh.errors import AuthenticationError, InvalidRequestError, UnsupportedError
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.ids import Incarnation
 from prefixmesh.proto.cache_counts import encode_cache_counts
+from prefixmesh.proto.cache_news import decode_place, encode_news
 from prefixmesh.proto.codec import PROTOCOL_VERSION
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.rpc.identity import bearer_token
 from prefixmesh.rpc.status import AnyContext
+from prefixmesh.worker.cache_watchers import CacheWatchers
 from prefixmesh.worker.caller import Metadata
 from prefixmesh.worker.engine_client import EngineClient
 from prefixmesh.worker.front_adapters import FrontAdapters
 from prefixmesh.worker.messages import AdapterInfo, EngineInfo
 from prefixmesh.worker.recent_stats import RecentStats
+
+TELLING_CACHES: Final = frozenset({"radix"})
+"""Kinds of ``--prefix-cache`` that say which blocks come and go."""
+
+_S_PER_MS: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +55,7 @@ class WorkerControlService:
         stats: RecentStats,
         engine: EngineClient,
         adapters: FrontAdapters,
+        watchers: CacheWatchers,
     ) -> None:
         self._control_token = secret.control_token().encode()
         self._identity = identity
@@ -52,6 +63,7 @@ class WorkerControlService:
         self._stats = stats
         self._engine = engine
         self._adapters = adapters
+        self._watchers = watchers
 
     async def Describe(  # noqa: N802  the service's own name
         self, request: pb.DescribeRequest, context: AnyContext
@@ -86,6 +98,7 @@ class WorkerControlService:
             tokenizer_digest=identity.tokenizer_digest,
             cache=encode_cache_counts(stats.cache),
             adapters=map(_encode_adapter, adapters),
+            block_size=DEFAULT_BLOCK_SIZE,
         )
 
     async def LoadAdapter(  # noqa: N802  the service's own name
@@ -121,6 +134,24 @@ class WorkerControlService:
         self._authenticate(context.invocation_metadata())
         await self._engine.flush()
         return pb.FlushResponse()
+
+    async def WatchCache(  # noqa: N802  the service's own name
+        self, request: pb.WatchCacheRequest, context: AnyContext
+    ) -> AsyncIterator[pb.WatchCacheResponse]:
+        """What the cache holds and how busy the worker is, for as long as the caller listens."""
+        self._authenticate(context.invocation_metadata())
+        if self._info.prefix_cache not in TELLING_CACHES:
+            raise UnsupportedError(
+                f"prefix_cache={self._info.prefix_cache} tells nothing of its blocks; start the worker with radix"
+            )
+        if request.report_interval_ms < 0:
+            raise InvalidRequestError(
+                "report_interval_ms", f"must not be negative, got {request.report_interval_ms}"
+            )
+        interval_s = request.report_interval_ms * _S_PER_MS
+        async with aclosing(self._watchers.read(decode_place(request), interval_s)) as news:
+            async for one in news:
+                yield encode_news(one)
 
     def _authenticate(self, metadata: Metadata | None) -> None:
         token = bearer_token(dict(metadata or ()))

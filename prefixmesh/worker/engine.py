@@ -16,12 +16,14 @@ from prefixmesh.errors import DeviceLostError, InternalError, InvalidRequestErro
 from prefixmesh.worker.adapter_desk import NO_SHOP, AdapterDesk
 from prefixmesh.worker.answer_grammar import AnswerGrammar
 from prefixmesh.worker.batch_plan import BatchPlan
+from prefixmesh.worker.cache_recorder import CacheRecorder
 from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.entrance import Entrance
 from prefixmesh.worker.logit_rules import RuledRow, apply_rules
 from prefixmesh.worker.logprobs import model_logprobs, read_logprobs
 from prefixmesh.worker.messages import (
     Abort,
+    CacheChanges,
     EngineCommand,
     EngineInfo,
     Event,
@@ -64,6 +66,7 @@ class EngineCore:
         compile_grammar: Callable[[Submit], AnswerGrammar] | None = None,
         adapters: AdapterDesk | None = None,
         queue_timeout_s: float = 0.0,
+        recorder: CacheRecorder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
@@ -73,6 +76,7 @@ class EngineCore:
         self._clock = clock
         self._adapters = AdapterDesk(NO_SHOP) if adapters is None else adapters
         self._entrance = Entrance(scheduler, compile_grammar or _no_grammars, self._adapters, queue_timeout_s)
+        self._recorder = CacheRecorder() if recorder is None else recorder
         self._steps = 0
 
     @property
@@ -82,6 +86,9 @@ class EngineCore:
 
     def handle(self, command: EngineCommand, now: float) -> list[Event]:
         """Take one command as it came from a front."""
+        return self._with_changes(self._handle(command, now))
+
+    def _handle(self, command: EngineCommand, now: float) -> list[Event]:
         match command:
             case Submit():
                 return self.submit(command, now)
@@ -116,7 +123,7 @@ class EngineCore:
         if step is not None:
             self._steps += 1
             self._compute(step)
-        return events + self._entrance.take_events()
+        return self._with_changes(events + self._entrance.take_events())
 
     def stats(self) -> Stats:
         """The engine's state now. O(1)."""
@@ -135,12 +142,18 @@ class EngineCore:
             steps=self._steps,
             preemptions=scheduler.preemptions,
             evicted_pages=kv.evicted_pages,
+            uncached_tokens=scheduler.uncached_tokens,
         )
 
     def check_invariants(self) -> None:
         """The scheduler's, the cache's and the adapters'; O(pool)."""
         self._scheduler.check_invariants()
         self._adapters.table.check_invariants()
+
+    def _with_changes(self, events: list[Event]) -> list[Event]:
+        """``events``, after what happened to the cache meanwhile."""
+        changes = self._recorder.take()
+        return [CacheChanges(changes=changes), *events] if changes else events
 
     def _compute(self, step: Step) -> None:
         started = self._clock()

@@ -12,6 +12,7 @@ from prefixmesh.model_files.revision import model_revision
 from prefixmesh.model_files.source import resolve_model
 from prefixmesh.text.tokenizer import load_tokenizer
 from prefixmesh.worker.adapter_desk import NO_SHOP, AdapterDesk, AdapterShop
+from prefixmesh.worker.cache_recorder import CacheRecorder
 from prefixmesh.worker.engine import EngineCore, Runner
 from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.grammar import GrammarCompiler
@@ -34,6 +35,7 @@ def build_engine(
     files = resolve_model(config.model, progress)
     opened = open_model(files, config, progress)
     allocator = PageAllocator(opened.sums.num_pages)
+    recorder = CacheRecorder()
     scheduler = Scheduler(
         SchedulerConfig(
             max_running_requests=config.max_running_requests,
@@ -47,9 +49,7 @@ def build_engine(
             shares_prefixes=config.prefix_cache != "off",
         ),
         allocator,
-        make_prefix_cache(
-            config.prefix_cache, allocator, config.page_size, RadixOptions(policy=config.eviction_policy)
-        ),
+        make_prefix_cache(config.prefix_cache, allocator, config.page_size, cache_options(config, recorder)),
     )
     desk = _open_desk(config, opened, progress)
     info = EngineInfo(
@@ -81,7 +81,15 @@ def build_engine(
         compile_grammar=GrammarCompiler(lambda: load_tokenizer(files), opened.config.vocab_size).compile,
         adapters=desk,
         queue_timeout_s=config.queue_timeout_s,
+        recorder=recorder,
     )
+
+
+def cache_options(config: EngineConfig, recorder: CacheRecorder) -> RadixOptions:
+    """What its cache has beside its pages. The other caches tell nothing of their blocks, and take no other options either."""
+    if config.prefix_cache == "radix":
+        return RadixOptions(policy=config.eviction_policy, events=recorder)
+    return RadixOptions(policy=config.eviction_policy)
 
 
 def _open_desk(

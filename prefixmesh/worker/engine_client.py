@@ -4,12 +4,13 @@ Two makers stand behind it: ``InProcessEngine`` (a thread) and ``ProcessEngine``
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 from prefixmesh.worker.messages import (
     AdapterInfo,
     Admitted,
+    CacheChanges,
     Ended,
     EngineInfo,
     Refused,
@@ -27,6 +28,11 @@ class EngineClient(Protocol):
     @property
     def closed(self) -> asyncio.Event:
         """Set when the engine is gone: closed, or dead. Its streams have been told by then."""
+        ...
+
+    def watch_cache(self, listener: Callable[[CacheChanges], None]) -> None:
+        """Have ``listener`` told of everything that happens to the cache, in order. Call it before ``start``, so that nothing is missed;
+        there is one listener."""
         ...
 
     async def start(self) -> EngineInfo:

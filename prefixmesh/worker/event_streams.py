@@ -12,6 +12,7 @@ from prefixmesh.worker.messages import (
     Abort,
     AdapterAnswer,
     AdapterCommand,
+    CacheChanges,
     Command,
     Ended,
     Event,
@@ -39,6 +40,9 @@ class EventStreams:
         self._questions: dict[int, asyncio.Future[AdapterAnswer]] = {}
         self._last_question = 0
         self._gone: PrefixmeshError | None = None
+        self.on_cache_changes: Callable[[CacheChanges], None] = _ignore
+        """Who is told what happens to the cache."""
+
         self.closed = asyncio.Event()
 
     async def stream(self, command: Submit) -> AsyncGenerator[RequestEvent, None]:
@@ -112,6 +116,9 @@ class EventStreams:
                 if answered is not None and not answered.done():
                     answered.set_result(event)
                 continue
+            if isinstance(event, CacheChanges):
+                self.on_cache_changes(event)
+                continue
             queue = self._queues.get(event.request_id)
             if queue is not None:
                 queue.put_nowait(event)
@@ -134,3 +141,7 @@ class EventStreams:
     def _check_alive(self) -> None:
         if self._gone is not None:
             raise type(self._gone)(str(self._gone))  # a fresh one each time: several tasks raise it
+
+
+def _ignore(changes: CacheChanges) -> None:
+    """Nobody watches the cache."""

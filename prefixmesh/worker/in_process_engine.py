@@ -15,7 +15,17 @@ from prefixmesh.worker.engine_builder import build_engine
 from prefixmesh.worker.engine_client import RequestEvent
 from prefixmesh.worker.engine_loop import CommandInbox, run_engine_loop
 from prefixmesh.worker.event_streams import EventStreams
-from prefixmesh.worker.messages import AdapterInfo, Command, EngineInfo, Event, Flush, Shutdown, Stats, Submit
+from prefixmesh.worker.messages import (
+    AdapterInfo,
+    CacheChanges,
+    Command,
+    EngineInfo,
+    Event,
+    Flush,
+    Shutdown,
+    Stats,
+    Submit,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +47,10 @@ class InProcessEngine:
     def closed(self) -> asyncio.Event:
         """Set when the engine's thread has ended."""
         return self._streams.closed
+
+    def watch_cache(self, listener: Callable[[CacheChanges], None]) -> None:
+        """See ``EngineClient.watch_cache``."""
+        self._streams.on_cache_changes = listener
 
     async def start(self) -> EngineInfo:
         """Load the model on the engine's thread."""

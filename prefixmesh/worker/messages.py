@@ -272,6 +272,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     evicted_pages: int = 0
     """Cached pages that were given up for others."""
 
+    uncached_tokens: int = 0
+    """Tokens of running and waiting requests that are still to be computed before their answers go on. What several who wait share
+    is counted for each, so that it is at most too much."""
+
 
 AdapterProblem = Literal["invalid", "not_found", "over_budget", "overloaded"]
 
@@ -288,7 +292,28 @@ class AdapterAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     problem: str = ""
 
 
-Event = Admitted | TokensOut | Ended | Refused | Stats | AdapterAnswer
+class CacheChange(msgspec.Struct, frozen=True, array_like=True):
+    """Something that happened to whole blocks of the prefix cache."""
+
+    kind: Literal["stored", "removed", "cleared"]
+    tier: int = 0
+    """A ``Tier``; of no meaning for ``cleared``, which is of all tiers."""
+
+    parent: int | None = None
+    """The block before the first that was stored; None where that begins its namespace."""
+
+    fingerprints: bytes = b""
+    """Packed (``cache.packed_names``)."""
+
+
+class CacheChanges(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What happened to the cache since the last time, in order. It goes before what the same step or command tells of its requests:
+    whoever learns that a request has ended has been told which blocks it left."""
+
+    changes: list[CacheChange]
+
+
+Event = Admitted | TokensOut | Ended | Refused | Stats | AdapterAnswer | CacheChanges
 
 
 class StepEvents(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Final
 
 import msgspec
@@ -39,6 +39,7 @@ from prefixmesh.worker.framing import (
 )
 from prefixmesh.worker.messages import (
     AdapterInfo,
+    CacheChanges,
     Command,
     EngineInfo,
     Flush,
@@ -86,6 +87,10 @@ class ProcessEngine:
     def pid(self) -> int | None:
         """Process id of the engine; None before ``start``."""
         return None if self._process is None else self._process.pid
+
+    def watch_cache(self, listener: Callable[[CacheChanges], None]) -> None:
+        """See ``EngineClient.watch_cache``."""
+        self._streams.on_cache_changes = listener
 
     async def start(self) -> EngineInfo:
         """Spawn the process and wait until it has loaded the model."""

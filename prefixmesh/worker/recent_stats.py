@@ -44,6 +44,10 @@ class RecentStats:
         assert self.last is not None
         return self.last
 
+    def ask(self) -> None:
+        """Have ``last`` renewed as soon as the engine answers; waits for nothing. Needs a running event loop."""
+        self._ask()
+
     async def refresh(self) -> None:
         """Have ``last`` as new as can be within ``STATS_WAIT_S``; an engine that is gone changes nothing."""
         await asyncio.wait({self._ask()}, timeout=STATS_WAIT_S)

@@ -102,6 +102,12 @@ class Scheduler:
         """Requests that wait for their first admission, or to resume."""
         return len(self._queue)
 
+    @property
+    def uncached_tokens(self) -> int:
+        """Tokens to compute before the answers of those who prefill and wait go on; O(prefilling + waiting), the latter at numpy's speed."""
+        prefilling = sum(request.length - request.computed for request in self._batch.prefilling)
+        return prefilling + self._queue.uncached_tokens
+
     def take_events(self) -> list[Event]:
         """What happened since the last call, in order."""
         events, self._events = self._events, []

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from prefixmesh.config import WorkerConfig, describe
 from prefixmesh.errors import ConfigError, PrefixmeshError, UnavailableError
 from prefixmesh.fleet_secret import FleetSecret
-from prefixmesh.ids import Incarnation, WorkerId
+from prefixmesh.ids import Epoch, Incarnation, WorkerId
 from prefixmesh.model_files.source import resolve_model
 from prefixmesh.proto.v1 import inference_pb2, worker_control_pb2
 from prefixmesh.rpc.channel import join_address
@@ -24,6 +24,7 @@ from prefixmesh.text.answer_memory import AnswerMemory
 from prefixmesh.text.chat_template import ChatTemplate, load_chat_template
 from prefixmesh.text.prompts import PromptBuilder, text_digest
 from prefixmesh.text.tokenizer import Tokenizer, load_tokenizer
+from prefixmesh.worker.cache_watchers import CacheWatchers
 from prefixmesh.worker.call_metrics import CountedInference
 from prefixmesh.worker.caller import CallerCheck
 from prefixmesh.worker.control_service import WorkerControlService, WorkerIdentity
@@ -95,6 +96,8 @@ class WorkerServer:
         self._text = text
         self._stats = RecentStats(self._engine)
         self._metrics = WorkerMetrics(self._engine, self._stats)
+        self._watchers = CacheWatchers(self._stats, lambda: Epoch(secrets.randbits(64)))
+        self._engine.watch_cache(self._watchers.on_changes)
         self._incarnation = Incarnation(secrets.randbits(64))
         self._health = health.aio.HealthServicer()
         limits = config.engine
@@ -208,6 +211,7 @@ class WorkerServer:
             stats=self._stats,
             engine=self._engine,
             adapters=adapters,
+            watchers=self._watchers,
         )
         server = make_server()
         add_service(server, INFERENCE, CountedInference(self._inference, self._metrics.calls))
@@ -231,12 +235,14 @@ class WorkerServer:
         )
         _log.error("engine_died running_calls=%d", len(self._calls))
         self._calls.close("the engine of this worker is gone")
+        self._watchers.close(UnavailableError("the engine of this worker is gone"))
         await self._health.enter_graceful_shutdown()
         self._closed.set()
 
     async def _stop(self, grace_s: float) -> None:
         _log.info("worker_stopping running_calls=%d grace_s=%.1f", len(self._calls), grace_s)
         self._calls.close("this worker is stopping")
+        self._watchers.close(UnavailableError("this worker is stopping"))
         await self._health.enter_graceful_shutdown()
         if not await self._calls.wait_idle(grace_s):
             _log.warning("worker_grace_over running_calls=%d", len(self._calls))

@@ -131,7 +131,10 @@ async def check_cancels(
     around = Surroundings()
     with caplog.at_level(logging.WARNING, logger="prefixmesh"):
         async with stage_for(CROWDED, routed=routed) as stage:
+            pacing = asyncio.create_task(stage.model.pace())
             statuses = await storm(stage, random.Random(12), count)
+            pacing.cancel()
+            await asyncio.wait({pacing})
             await eventually(stage.is_quiet)
             stage.core.check_invariants()
             await stage.engine.flush()

@@ -19,7 +19,9 @@ from prefixmesh.cache.factory import make_prefix_cache
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.config import EngineConfig, WorkerConfig
 from prefixmesh.worker.batch_plan import BatchPlan
+from prefixmesh.worker.cache_recorder import CacheRecorder
 from prefixmesh.worker.engine import EngineCore
+from prefixmesh.worker.engine_builder import cache_options
 from prefixmesh.worker.in_process_engine import InProcessEngine
 from prefixmesh.worker.scheduler import Scheduler
 from prefixmesh.worker.scheduler_config import SchedulerConfig
@@ -44,6 +46,7 @@ class HeldModel(FakeModel):
         self.is_held = False
         """Whether a step waits now."""
 
+        self._is_paced = False
         self._free = threading.Event()
         self._free.set()
 
@@ -53,9 +56,23 @@ class HeldModel(FakeModel):
     def release(self) -> None:
         self._free.set()
 
+    async def pace(self) -> None:
+        """Let one step go at each turn of the caller's event loop, until cancelled: however slow the machine, the engine does not run ahead
+        of those who talk to it."""
+        self._is_paced = True
+        try:
+            while True:
+                self._free.set()
+                await asyncio.sleep(0)
+        finally:
+            self._is_paced = False
+            self._free.set()
+
     def forward(self, plan: BatchPlan) -> "torch.Tensor":
         self.is_held = not self._free.is_set()
         self._free.wait()
+        if self._is_paced:
+            self._free.clear()
         self.is_held = False
         self.steps += 1
         logits = super().forward(plan)
@@ -116,6 +133,7 @@ def _make_core(settings: EngineConfig, cores: list[EngineCore]) -> EngineCore:
     assert settings.max_total_tokens is not None
     pages = settings.max_total_tokens // settings.page_size
     allocator = PageAllocator(pages)
+    recorder = CacheRecorder()
     scheduler = WatchedScheduler(
         SchedulerConfig(
             max_running_requests=settings.max_running_requests,
@@ -127,7 +145,9 @@ def _make_core(settings: EngineConfig, cores: list[EngineCore]) -> EngineCore:
             decode_room_tokens=DECODE_ROOM,
         ),
         allocator,
-        make_prefix_cache(settings.prefix_cache, allocator, settings.page_size),
+        make_prefix_cache(
+            settings.prefix_cache, allocator, settings.page_size, cache_options(settings, recorder)
+        ),
     )
     info = msgspec.structs.replace(
         INFO,
@@ -136,9 +156,11 @@ def _make_core(settings: EngineConfig, cores: list[EngineCore]) -> EngineCore:
         total_pages=pages,
         max_total_tokens=settings.max_total_tokens,
         max_running_requests=settings.max_running_requests,
+        prefix_cache=settings.prefix_cache,
         eos_token_ids=(),
     )
-    cores.append(EngineCore(info=info, scheduler=scheduler, runner=HeldModel(pages, settings.page_size)))
+    runner = HeldModel(pages, settings.page_size)
+    cores.append(EngineCore(info=info, scheduler=scheduler, runner=runner, recorder=recorder))
     return cores[0]
 
 

@@ -22,6 +22,7 @@ from prefixmesh.worker.engine_client import RequestEvent
 from prefixmesh.worker.messages import (
     AdapterInfo,
     Admitted,
+    CacheChanges,
     Ended,
     EndReason,
     EngineInfo,
@@ -100,10 +101,15 @@ class ScriptedEngine:
         self.adapters: dict[str, AdapterInfo] = {}
         """Loaded as told: the digest of each is that of its path."""
 
+        self.tell_changes: Callable[[CacheChanges], None] | None = None
         self.closed = asyncio.Event()
         self._to_abort: set[str] = set()
         self._seen: dict[bytes, set[bytes]] = {}
         self._changed = asyncio.Event()
+
+    def watch_cache(self, listener: Callable[[CacheChanges], None]) -> None:
+        """Its cache is a pretence and tells nothing by itself; a test may."""
+        self.tell_changes = listener
 
     async def start(self) -> EngineInfo:
         if self.start_error is not None:

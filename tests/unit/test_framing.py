@@ -23,6 +23,8 @@ from prefixmesh.worker.framing import (
 )
 from prefixmesh.worker.messages import (
     Abort,
+    CacheChange,
+    CacheChanges,
     Command,
     Ended,
     Flush,
@@ -54,6 +56,13 @@ FROM_ENGINE: list[FromEngine] = [
                 prefill_ms=1.5,
                 first_token_ms=2.5,
                 decode_ms=3.5,
+            ),
+            CacheChanges(
+                changes=[
+                    CacheChange("cleared"),
+                    CacheChange("stored", 1, 2**64 - 1, b"8 bytes!"),
+                    CacheChange("removed", 0, None, b"8 bytes!"),
+                ]
             ),
             Stats(
                 running=1,

@@ -1,3 +1,4 @@
+from prefixmesh.proto.v1 import inference_pb2 as _inference_pb2
 from prefixmesh.proto.v1 import worker_control_pb2 as _worker_control_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -18,7 +19,14 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerView, _Mapping]]] = ...) -> None: ...
 
 class WorkerView(_message.Message):
-    __slots__ = ("worker_id", "address", "ready", "problem", "in_flight", "work_ms", "blocks", "routed", "prompt_tokens", "cached_tokens", "cache", "adapters")
+    __slots__ = ("worker_id", "address", "ready", "problem", "in_flight", "work_ms", "blocks", "routed", "prompt_tokens", "cached_tokens", "cache", "adapters", "trust", "resyncs", "running_requests", "queued_requests", "uncached_tokens", "cached_tokens_bias", "cached_tokens_error", "first_token_ms_bias", "first_token_ms_error", "draining")
+    class ResyncsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +39,16 @@ class WorkerView(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    TRUST_FIELD_NUMBER: _ClassVar[int]
+    RESYNCS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    UNCACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_BIAS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_ERROR_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_MS_BIAS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_MS_ERROR_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     address: str
     ready: bool
@@ -43,4 +61,150 @@ class WorkerView(_message.Message):
     cached_tokens: int
     cache: _worker_control_pb2.CacheCounts
     adapters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., ready: _Optional[bool] = ..., problem: _Optional[str] = ..., in_flight: _Optional[int] = ..., work_ms: _Optional[float] = ..., blocks: _Optional[int] = ..., routed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., cache: _Optional[_Union[_worker_control_pb2.CacheCounts, _Mapping]] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
+    trust: str
+    resyncs: _containers.ScalarMap[str, int]
+    running_requests: int
+    queued_requests: int
+    uncached_tokens: int
+    cached_tokens_bias: float
+    cached_tokens_error: float
+    first_token_ms_bias: float
+    first_token_ms_error: float
+    draining: bool
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., ready: _Optional[bool] = ..., problem: _Optional[str] = ..., in_flight: _Optional[int] = ..., work_ms: _Optional[float] = ..., blocks: _Optional[int] = ..., routed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., cache: _Optional[_Union[_worker_control_pb2.CacheCounts, _Mapping]] = ..., adapters: _Optional[_Iterable[str]] = ..., trust: _Optional[str] = ..., resyncs: _Optional[_Mapping[str, int]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., cached_tokens_bias: _Optional[float] = ..., cached_tokens_error: _Optional[float] = ..., first_token_ms_bias: _Optional[float] = ..., first_token_ms_error: _Optional[float] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class RouteRequest(_message.Message):
+    __slots__ = ("request", "exclude")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_FIELD_NUMBER: _ClassVar[int]
+    request: _inference_pb2.GenerateRequest
+    exclude: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request: _Optional[_Union[_inference_pb2.GenerateRequest, _Mapping]] = ..., exclude: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RouteResponse(_message.Message):
+    __slots__ = ("worker_id", "address", "ticket", "prompt_ids", "routing", "request_id", "valid_ms")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    ROUTING_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    VALID_MS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    address: str
+    ticket: bytes
+    prompt_ids: bytes
+    routing: _inference_pb2.Routing
+    request_id: str
+    valid_ms: int
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., ticket: _Optional[bytes] = ..., prompt_ids: _Optional[bytes] = ..., routing: _Optional[_Union[_inference_pb2.Routing, _Mapping]] = ..., request_id: _Optional[str] = ..., valid_ms: _Optional[int] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request", "tenant")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    request: _inference_pb2.GenerateRequest
+    tenant: str
+    def __init__(self, request: _Optional[_Union[_inference_pb2.GenerateRequest, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("policy", "spill_weight", "prompt_tokens", "chosen", "candidates", "excluded")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    SPILL_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    spill_weight: float
+    prompt_tokens: int
+    chosen: str
+    candidates: _containers.RepeatedCompositeFieldContainer[CandidateCost]
+    excluded: _containers.RepeatedCompositeFieldContainer[ExcludedWorker]
+    def __init__(self, policy: _Optional[str] = ..., spill_weight: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., chosen: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[CandidateCost, _Mapping]]] = ..., excluded: _Optional[_Iterable[_Union[ExcludedWorker, _Mapping]]] = ...) -> None: ...
+
+class CandidateCost(_message.Message):
+    __slots__ = ("worker_id", "address", "trust", "device_tokens", "host_tokens", "counted_tokens", "in_flight", "wait_ms", "prefill_ms", "load_back_ms", "adapter_load_ms", "recompute_ms", "eviction_ms", "crowding_ms", "affinity_ms", "total_ms")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TRUST_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BACK_MS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_LOAD_MS_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
+    EVICTION_MS_FIELD_NUMBER: _ClassVar[int]
+    CROWDING_MS_FIELD_NUMBER: _ClassVar[int]
+    AFFINITY_MS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    address: str
+    trust: str
+    device_tokens: int
+    host_tokens: int
+    counted_tokens: int
+    in_flight: int
+    wait_ms: float
+    prefill_ms: float
+    load_back_ms: float
+    adapter_load_ms: float
+    recompute_ms: float
+    eviction_ms: float
+    crowding_ms: float
+    affinity_ms: float
+    total_ms: float
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., trust: _Optional[str] = ..., device_tokens: _Optional[int] = ..., host_tokens: _Optional[int] = ..., counted_tokens: _Optional[int] = ..., in_flight: _Optional[int] = ..., wait_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., load_back_ms: _Optional[float] = ..., adapter_load_ms: _Optional[float] = ..., recompute_ms: _Optional[float] = ..., eviction_ms: _Optional[float] = ..., crowding_ms: _Optional[float] = ..., affinity_ms: _Optional[float] = ..., total_ms: _Optional[float] = ...) -> None: ...
+
+class ExcludedWorker(_message.Message):
+    __slots__ = ("worker_id", "address", "why")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    address: str
+    why: str
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
+class AddWorkerRequest(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class AddWorkerResponse(_message.Message):
+    __slots__ = ("added",)
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    added: bool
+    def __init__(self, added: _Optional[bool] = ...) -> None: ...
+
+class RemoveWorkerRequest(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class RemoveWorkerResponse(_message.Message):
+    __slots__ = ("removed",)
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    removed: bool
+    def __init__(self, removed: _Optional[bool] = ...) -> None: ...
+
+class DrainWorkerRequest(_message.Message):
+    __slots__ = ("address", "grace_ms", "undo")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    UNDO_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    grace_ms: int
+    undo: bool
+    def __init__(self, address: _Optional[str] = ..., grace_ms: _Optional[int] = ..., undo: _Optional[bool] = ...) -> None: ...
+
+class FlushWorkerRequest(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from prefixmesh.proto.v1 import router_pb2 as prefixmesh_dot_proto_dot_v1_dot_router__pb2
+from prefixmesh.proto.v1 import worker_control_pb2 as prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -26,7 +27,8 @@ if _version_not_supported:
 
 
 class RouterStub:
-    """For operators of a router. Where API keys are configured, calls carry one of an administrator.
+    """Route is for callers, by the same credentials as Generate. The rest is for operators: where API keys are configured, calls carry one of
+    an administrator.
     """
 
     def __init__(self, channel):
@@ -35,6 +37,36 @@ class RouterStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Route = channel.unary_unary(
+                '/prefixmesh.v1.Router/Route',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.RouteRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.RouteResponse.FromString,
+                _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/prefixmesh.v1.Router/Explain',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.AddWorker = channel.unary_unary(
+                '/prefixmesh.v1.Router/AddWorker',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.AddWorkerRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.AddWorkerResponse.FromString,
+                _registered_method=True)
+        self.RemoveWorker = channel.unary_unary(
+                '/prefixmesh.v1.Router/RemoveWorker',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.RemoveWorkerRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.RemoveWorkerResponse.FromString,
+                _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/prefixmesh.v1.Router/DrainWorker',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.FlushWorker = channel.unary_unary(
+                '/prefixmesh.v1.Router/FlushWorker',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.FlushWorkerRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.FlushResponse.FromString,
+                _registered_method=True)
         self.ListWorkers = channel.unary_unary(
                 '/prefixmesh.v1.Router/ListWorkers',
                 request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListWorkersRequest.SerializeToString,
@@ -43,8 +75,51 @@ class RouterStub:
 
 
 class RouterServicer:
-    """For operators of a router. Where API keys are configured, calls carry one of an administrator.
+    """Route is for callers, by the same credentials as Generate. The rest is for operators: where API keys are configured, calls carry one of
+    an administrator.
     """
+
+    def Route(self, request, context):
+        """Decides where a request goes, reserves its work there, and gives the ticket with which the caller streams from the worker itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """What every worker would cost for a request, term by term. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddWorker(self, request, context):
+        """Follows a worker from now on. Known already: nothing happens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveWorker(self, request, context):
+        """Sends a worker nothing more and forgets it; its running streams end undisturbed. Not known: nothing happens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainWorker(self, request, context):
+        """Has a worker take nothing new and finish what runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FlushWorker(self, request, context):
+        """Has a worker empty its prefix cache.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def ListWorkers(self, request, context):
         """The workers this router knows, as it sees them now.
@@ -56,6 +131,36 @@ class RouterServicer:
 
 def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Route': grpc.unary_unary_rpc_method_handler(
+                    servicer.Route,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.RouteRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.RouteResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ExplainRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ExplainResponse.SerializeToString,
+            ),
+            'AddWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddWorker,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.AddWorkerRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.AddWorkerResponse.SerializeToString,
+            ),
+            'RemoveWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveWorker,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.RemoveWorkerRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.RemoveWorkerResponse.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainResponse.SerializeToString,
+            ),
+            'FlushWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.FlushWorker,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.FlushWorkerRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.FlushResponse.SerializeToString,
+            ),
             'ListWorkers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListWorkers,
                     request_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListWorkersRequest.FromString,
@@ -70,8 +175,171 @@ def add_RouterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Router:
-    """For operators of a router. Where API keys are configured, calls carry one of an administrator.
+    """Route is for callers, by the same credentials as Generate. The rest is for operators: where API keys are configured, calls carry one of
+    an administrator.
     """
+
+    @staticmethod
+    def Route(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.Router/Route',
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.RouteRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.RouteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.Router/Explain',
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.Router/AddWorker',
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.AddWorkerRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.AddWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.Router/RemoveWorker',
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.RemoveWorkerRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.RemoveWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.Router/DrainWorker',
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.DrainWorkerRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FlushWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.Router/FlushWorker',
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.FlushWorkerRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.FlushResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def ListWorkers(request,

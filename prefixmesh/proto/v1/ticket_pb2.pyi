@@ -5,15 +5,25 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Ticket(_message.Message):
-    __slots__ = ("request_id", "tenant", "namespace", "incarnation", "adapter_digest")
+    __slots__ = ("request_id", "tenant", "namespace", "incarnation", "adapter_digest", "router_id", "expires_unix_ms", "prompt_tokens", "max_tokens", "branches")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     namespace: bytes
     incarnation: int
     adapter_digest: str
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., namespace: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., adapter_digest: _Optional[str] = ...) -> None: ...
+    router_id: str
+    expires_unix_ms: int
+    prompt_tokens: int
+    max_tokens: int
+    branches: int
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., namespace: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., adapter_digest: _Optional[str] = ..., router_id: _Optional[str] = ..., expires_unix_ms: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., branches: _Optional[int] = ...) -> None: ...

@@ -1,11 +1,147 @@
 from prefixmesh.proto.v1 import inference_pb2 as _inference_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_DEVICE: _ClassVar[Tier]
+    TIER_HOST: _ClassVar[Tier]
+TIER_DEVICE: Tier
+TIER_HOST: Tier
+
+class DrainRequest(_message.Message):
+    __slots__ = ("grace_ms", "undo")
+    GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    UNDO_FIELD_NUMBER: _ClassVar[int]
+    grace_ms: int
+    undo: bool
+    def __init__(self, grace_ms: _Optional[int] = ..., undo: _Optional[bool] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("running_requests",)
+    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    running_requests: int
+    def __init__(self, running_requests: _Optional[int] = ...) -> None: ...
+
+class WatchCacheRequest(_message.Message):
+    __slots__ = ("resume_from", "report_interval_ms")
+    RESUME_FROM_FIELD_NUMBER: _ClassVar[int]
+    REPORT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    resume_from: CachePlace
+    report_interval_ms: int
+    def __init__(self, resume_from: _Optional[_Union[CachePlace, _Mapping]] = ..., report_interval_ms: _Optional[int] = ...) -> None: ...
+
+class CachePlace(_message.Message):
+    __slots__ = ("epoch", "sequence")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    sequence: int
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class WatchCacheResponse(_message.Message):
+    __slots__ = ("part", "events", "report")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    part: SnapshotPart
+    events: CacheEvents
+    report: WorkerReport
+    def __init__(self, part: _Optional[_Union[SnapshotPart, _Mapping]] = ..., events: _Optional[_Union[CacheEvents, _Mapping]] = ..., report: _Optional[_Union[WorkerReport, _Mapping]] = ...) -> None: ...
+
+class SnapshotPart(_message.Message):
+    __slots__ = ("place", "tier", "fingerprints", "last")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    place: CachePlace
+    tier: Tier
+    fingerprints: bytes
+    last: bool
+    def __init__(self, place: _Optional[_Union[CachePlace, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., fingerprints: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class CacheEvents(_message.Message):
+    __slots__ = ("epoch", "first_sequence", "events")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    first_sequence: int
+    events: _containers.RepeatedCompositeFieldContainer[CacheEvent]
+    def __init__(self, epoch: _Optional[int] = ..., first_sequence: _Optional[int] = ..., events: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ...) -> None: ...
+
+class CacheEvent(_message.Message):
+    __slots__ = ("stored", "removed", "cleared")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    stored: BlocksStored
+    removed: BlocksRemoved
+    cleared: CacheCleared
+    def __init__(self, stored: _Optional[_Union[BlocksStored, _Mapping]] = ..., removed: _Optional[_Union[BlocksRemoved, _Mapping]] = ..., cleared: _Optional[_Union[CacheCleared, _Mapping]] = ...) -> None: ...
+
+class BlocksStored(_message.Message):
+    __slots__ = ("tier", "parent", "fingerprints")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
+    tier: Tier
+    parent: int
+    fingerprints: bytes
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., parent: _Optional[int] = ..., fingerprints: _Optional[bytes] = ...) -> None: ...
+
+class BlocksRemoved(_message.Message):
+    __slots__ = ("tier", "fingerprints")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
+    tier: Tier
+    fingerprints: bytes
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., fingerprints: _Optional[bytes] = ...) -> None: ...
+
+class CacheCleared(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerReport(_message.Message):
+    __slots__ = ("place", "tiers", "running_requests", "queued_requests", "uncached_tokens", "prefill", "decode_step_ms")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    UNCACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    place: CachePlace
+    tiers: _containers.RepeatedCompositeFieldContainer[TierReport]
+    running_requests: int
+    queued_requests: int
+    uncached_tokens: int
+    prefill: PrefillRate
+    decode_step_ms: float
+    def __init__(self, place: _Optional[_Union[CachePlace, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierReport, _Mapping]]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[PrefillRate, _Mapping]] = ..., decode_step_ms: _Optional[float] = ...) -> None: ...
+
+class TierReport(_message.Message):
+    __slots__ = ("blocks", "digest", "pool")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    digest: int
+    pool: PoolState
+    def __init__(self, blocks: _Optional[int] = ..., digest: _Optional[int] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ...) -> None: ...
+
+class PrefillRate(_message.Message):
+    __slots__ = ("linear_ms_per_token",)
+    LINEAR_MS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    linear_ms_per_token: float
+    def __init__(self, linear_ms_per_token: _Optional[float] = ...) -> None: ...
 
 class LoadAdapterRequest(_message.Message):
     __slots__ = ("name", "path", "pinned")
@@ -74,7 +210,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "model", "model_revision", "context_length", "page_size", "prefix_cache", "max_total_tokens", "max_running_requests", "protocol_version", "fingerprint_version", "rates", "pool", "running_requests", "queued_requests", "tokenizer_digest", "cache", "adapters")
+    __slots__ = ("worker_id", "incarnation", "model", "model_revision", "context_length", "page_size", "prefix_cache", "max_total_tokens", "max_running_requests", "protocol_version", "fingerprint_version", "rates", "pool", "running_requests", "queued_requests", "tokenizer_digest", "cache", "adapters", "block_size")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +229,7 @@ class DescribeResponse(_message.Message):
     TOKENIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     model: str
@@ -111,7 +248,8 @@ class DescribeResponse(_message.Message):
     tokenizer_digest: str
     cache: CacheCounts
     adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., context_length: _Optional[int] = ..., page_size: _Optional[int] = ..., prefix_cache: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., protocol_version: _Optional[int] = ..., fingerprint_version: _Optional[int] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., cache: _Optional[_Union[CacheCounts, _Mapping]] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+    block_size: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., context_length: _Optional[int] = ..., page_size: _Optional[int] = ..., prefix_cache: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., protocol_version: _Optional[int] = ..., fingerprint_version: _Optional[int] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., cache: _Optional[_Union[CacheCounts, _Mapping]] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., block_size: _Optional[int] = ...) -> None: ...
 
 class CacheCounts(_message.Message):
     __slots__ = ("requests", "prompt_tokens", "hit_tokens", "miss_tokens")

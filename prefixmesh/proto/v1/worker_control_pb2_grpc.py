@@ -60,6 +60,16 @@ class WorkerControlStub:
                 request_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.FlushRequest.SerializeToString,
                 response_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.FlushResponse.FromString,
                 _registered_method=True)
+        self.WatchCache = channel.unary_stream(
+                '/prefixmesh.v1.WorkerControl/WatchCache',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.WatchCacheRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.WatchCacheResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/prefixmesh.v1.WorkerControl/Drain',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerControlServicer:
@@ -102,6 +112,23 @@ class WorkerControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchCache(self, request, context):
+        """What the cache holds and how busy the worker is, for as long as the caller listens: a snapshot in parts, or what has happened since
+        the place it names; then events as they happen, and reports. A reader that is too slow is ended with RESOURCE_EXHAUSTED and may
+        begin anew. UNIMPLEMENTED where the cache tells nothing of its blocks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Takes nothing new from now on, and says so to its health service; answers when the running requests have ended or the grace is over.
+        Called again with undo, the worker takes requests as before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -129,6 +156,16 @@ def add_WorkerControlServicer_to_server(servicer, server):
                     servicer.Flush,
                     request_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.FlushRequest.FromString,
                     response_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.FlushResponse.SerializeToString,
+            ),
+            'WatchCache': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchCache,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.WatchCacheRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.WatchCacheResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -267,6 +304,60 @@ class WorkerControl:
             '/prefixmesh.v1.WorkerControl/Flush',
             prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.FlushRequest.SerializeToString,
             prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.FlushResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/prefixmesh.v1.WorkerControl/WatchCache',
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.WatchCacheRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.WatchCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.WorkerControl/Drain',
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,225 @@
+"""The news of a worker's cache on the wire (``WatchCache``): parts of a snapshot, batches of events, reports; both ways.
+
+What arrives is checked here once, and a message that breaks the form raises InvalidRequestError with the field's name: to a reader that
+is a broken stream.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prefixmesh.cache.events import (
+    CacheSummary,
+    Cleared,
+    Event,
+    Removed,
+    SnapshotPart,
+    Stored,
+    TierState,
+)
+from prefixmesh.cache.packed_names import NAME_BYTES, pack_names, unpack_names
+from prefixmesh.cache.tier import Tier
+from prefixmesh.errors import InvalidRequestError
+from prefixmesh.ids import Epoch, Fingerprint
+from prefixmesh.proto.v1 import worker_control_pb2 as pb
+from prefixmesh.worker_report import PagePool, WorkerReport
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """Events that follow each other, all of one epoch; never empty."""
+
+    events: Sequence[Event]
+
+
+News = SnapshotPart | EventBatch | WorkerReport
+
+
+def encode_news(news: News) -> pb.WatchCacheResponse:
+    """One message of the stream. O(its fingerprints)."""
+    match news:
+        case SnapshotPart():
+            return pb.WatchCacheResponse(part=_encode_part(news))
+        case EventBatch():
+            first = news.events[0]
+            events = pb.CacheEvents(
+                epoch=first.epoch, first_sequence=first.sequence, events=map(_encode_event, news.events)
+            )
+            return pb.WatchCacheResponse(events=events)
+        case WorkerReport():
+            return pb.WatchCacheResponse(report=_encode_report(news))
+
+
+def decode_news(message: pb.WatchCacheResponse) -> News | None:
+    """What a message says; None when it is of a kind that this version does not know. Raises InvalidRequestError."""
+    match message.WhichOneof("news"):
+        case "part":
+            return _decode_part(message.part)
+        case "events":
+            return _decode_events(message.events)
+        case "report":
+            return _decode_report(message.report)
+        case _:
+            return None
+
+
+def decode_place(message: pb.WatchCacheRequest) -> tuple[Epoch, int] | None:
+    """Where a reader wants to go on; None for a snapshot. Raises InvalidRequestError."""
+    if not message.HasField("resume_from"):
+        return None
+    place = message.resume_from
+    return Epoch(place.epoch), _not_negative(place.sequence, "resume_from.sequence")
+
+
+def encode_place(place: tuple[Epoch, int] | None) -> pb.CachePlace | None:
+    """The other way round."""
+    return None if place is None else pb.CachePlace(epoch=place[0], sequence=place[1])
+
+
+def _encode_part(part: SnapshotPart) -> pb.SnapshotPart:
+    return pb.SnapshotPart(
+        place=pb.CachePlace(epoch=part.epoch, sequence=part.sequence),
+        tier=_encode_tier(part.tier),
+        fingerprints=pack_names(part.fingerprints),
+        last=part.last,
+    )
+
+
+def _decode_part(part: pb.SnapshotPart) -> SnapshotPart:
+    return SnapshotPart(
+        Epoch(part.place.epoch),
+        _not_negative(part.place.sequence, "part.place.sequence"),
+        _decode_tier(part.tier, "part.tier"),
+        _decode_names(part.fingerprints, "part.fingerprints"),
+        part.last,
+    )
+
+
+def _encode_event(event: Event) -> pb.CacheEvent:
+    match event:
+        case Stored():
+            stored = pb.BlocksStored(
+                tier=_encode_tier(event.tier),
+                parent=event.parent,
+                fingerprints=pack_names(event.fingerprints),
+            )
+            return pb.CacheEvent(stored=stored)
+        case Removed():
+            removed = pb.BlocksRemoved(
+                tier=_encode_tier(event.tier), fingerprints=pack_names(event.fingerprints)
+            )
+            return pb.CacheEvent(removed=removed)
+        case Cleared():
+            return pb.CacheEvent(cleared=pb.CacheCleared())
+
+
+def _decode_events(batch: pb.CacheEvents) -> EventBatch:
+    first = _not_negative(batch.first_sequence, "events.first_sequence")
+    if not batch.events:
+        raise InvalidRequestError("events.events", "a batch has at least one event")
+    return EventBatch(
+        [
+            _decode_event(event, Epoch(batch.epoch), first + index, f"events.events[{index}]")
+            for index, event in enumerate(batch.events)
+        ]
+    )
+
+
+def _decode_event(event: pb.CacheEvent, epoch: Epoch, sequence: int, field: str) -> Event:
+    match event.WhichOneof("event"):
+        case "stored":
+            stored = event.stored
+            return Stored(
+                epoch,
+                sequence,
+                _decode_tier(stored.tier, f"{field}.stored.tier"),
+                Fingerprint(stored.parent) if stored.HasField("parent") else None,
+                _decode_names(stored.fingerprints, f"{field}.stored.fingerprints", at_least=1),
+            )
+        case "removed":
+            removed = event.removed
+            return Removed(
+                epoch,
+                sequence,
+                _decode_tier(removed.tier, f"{field}.removed.tier"),
+                _decode_names(removed.fingerprints, f"{field}.removed.fingerprints", at_least=1),
+            )
+        case "cleared":
+            if sequence:
+                raise InvalidRequestError(f"{field}.cleared", f"begins an epoch, but is number {sequence}")
+            return Cleared(epoch, sequence)
+        case _:
+            # To leave one out would be a gap that nobody sees.
+            raise InvalidRequestError(field, "is of no kind that this version knows")
+
+
+def _encode_report(report: WorkerReport) -> pb.WorkerReport:
+    summary, pool = report.summary, report.device_pool
+    tiers = [pb.TierReport(blocks=state.count, digest=state.digest) for state in summary.states]
+    tiers[Tier.DEVICE].pool.CopyFrom(
+        pb.PoolState(
+            total_pages=pool.total_pages,
+            free_pages=pool.free_pages,
+            evictable_pages=pool.evictable_pages,
+            protected_pages=pool.protected_pages,
+        )
+    )
+    return pb.WorkerReport(
+        place=pb.CachePlace(epoch=summary.epoch, sequence=summary.sequence),
+        tiers=tiers,
+        running_requests=report.running_requests,
+        queued_requests=report.queued_requests,
+        uncached_tokens=report.uncached_tokens,
+        prefill=pb.PrefillRate(linear_ms_per_token=report.prefill_ms_per_token),
+        decode_step_ms=report.decode_step_ms,
+    )
+
+
+def _decode_report(report: pb.WorkerReport) -> WorkerReport:
+    if len(report.tiers) != len(Tier):
+        raise InvalidRequestError("report.tiers", f"must be {len(Tier)}, got {len(report.tiers)}")
+    states = tuple(
+        TierState(_not_negative(tier.blocks, f"report.tiers[{index}].blocks"), tier.digest)
+        for index, tier in enumerate(report.tiers)
+    )
+    pool = report.tiers[Tier.DEVICE].pool
+    return WorkerReport(
+        summary=CacheSummary(
+            Epoch(report.place.epoch), _not_negative(report.place.sequence, "report.place.sequence"), states
+        ),
+        device_pool=PagePool(
+            total_pages=pool.total_pages,
+            free_pages=pool.free_pages,
+            evictable_pages=pool.evictable_pages,
+            protected_pages=pool.protected_pages,
+        ),
+        running_requests=_not_negative(report.running_requests, "report.running_requests"),
+        queued_requests=_not_negative(report.queued_requests, "report.queued_requests"),
+        uncached_tokens=_not_negative(report.uncached_tokens, "report.uncached_tokens"),
+        prefill_ms_per_token=report.prefill.linear_ms_per_token,
+        decode_step_ms=report.decode_step_ms,
+    )
+
+
+def _encode_tier(tier: Tier) -> pb.Tier:
+    return pb.TIER_HOST if tier is Tier.HOST else pb.TIER_DEVICE
+
+
+def _decode_tier(tier: int, field: str) -> Tier:
+    try:
+        return Tier(tier)
+    except ValueError:
+        raise InvalidRequestError(field, f"{tier} is no tier that this version knows") from None
+
+
+def _decode_names(packed: bytes, field: str, *, at_least: int = 0) -> tuple[Fingerprint, ...]:
+    if len(packed) % NAME_BYTES or len(packed) < at_least * NAME_BYTES:
+        raise InvalidRequestError(
+            field, f"must be whole names of {NAME_BYTES} bytes, at least {at_least}, got {len(packed)} bytes"
+        )
+    return unpack_names(packed)
+
+
+def _not_negative(number: int, field: str) -> int:
+    if number < 0:
+        raise InvalidRequestError(field, f"must not be negative, got {number}")
+    return number
