@@ -33,6 +33,17 @@ class Ticket:
     adapter_digest: str = ""
     """Content of the adapter that the namespace was made with; empty for the base model."""
 
+    router_id: str = ""
+    """The router that decided, by its name for itself; empty from routers of earlier versions."""
+
+    expires_unix_ms: int = 0
+    """Milliseconds since 1970, by the worker's clock, after which it admits nothing any more; 0 is never."""
+
+    prompt_tokens: int = 0
+    max_tokens: int = 0
+    branches: int = 0
+    """Most of each that it admits; 0 sets no limit."""
+
 
 def sign(ticket: Ticket, secret: FleetSecret) -> bytes:
     """The note as bytes for the call's metadata."""
@@ -42,6 +53,11 @@ def sign(ticket: Ticket, secret: FleetSecret) -> bytes:
         namespace=ticket.namespace,
         incarnation=ticket.incarnation,
         adapter_digest=ticket.adapter_digest,
+        router_id=ticket.router_id,
+        expires_unix_ms=ticket.expires_unix_ms,
+        prompt_tokens=ticket.prompt_tokens,
+        max_tokens=ticket.max_tokens,
+        branches=ticket.branches,
     ).SerializeToString(deterministic=True)
     return body + _mac(body, secret)
 
@@ -62,6 +78,11 @@ def verify(note: bytes, secret: FleetSecret, incarnation: Incarnation) -> Ticket
         namespace=Namespace(message.namespace),
         incarnation=Incarnation(message.incarnation),
         adapter_digest=message.adapter_digest,
+        router_id=message.router_id,
+        expires_unix_ms=message.expires_unix_ms,
+        prompt_tokens=message.prompt_tokens,
+        max_tokens=message.max_tokens,
+        branches=message.branches,
     )
 
 

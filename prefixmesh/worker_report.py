@@ -31,7 +31,34 @@ class WorkerReport:
     """To be computed before the answers of running and queued requests go on."""
 
     prefill_ms_per_token: float = 0.0
-    """Measured; 0 where nothing was measured yet."""
+    """Of a token at its sequence's beginning. Measured; 0 where nothing was measured yet."""
+
+    prefill_ms_per_token2: float = 0.0
+    """A token at position p costs so much more times p, which is attention's growth. Measured; 0 where it cannot be told from none."""
 
     decode_step_ms: float = 0.0
     """Measured; 0 where nothing was measured yet."""
+
+    load_back_ms_per_token: float = 0.0
+    """From the host tier to the device. Measured; 0 where nothing was measured yet, or there is no host tier."""
+
+    adapter_load_ms: float = 0.0
+    """Until an adapter's weights can be used. Measured; 0 where nothing was measured yet."""
+
+    resident_adapters: tuple[str, ...] = ()
+    """Digests of the adapters whose weights are in the device's memory."""
+
+    draining: bool = False
+    """Takes nothing new."""
+
+    accepted: tuple[str, ...] = ()
+    """Requests of the reader's router (by their tickets' ids) that were taken in since its last report; in the first, all that run."""
+
+    prefilled: tuple[str, ...] = ()
+    """Those whose first token was computed since then."""
+
+    ended: tuple[str, ...] = ()
+    """Those that ended since then, however. One that came and went in between is in each list."""
+
+    own_requests: int = 0
+    """Requests of the reader's router that are in the worker now, these changes counted in."""

@@ -4,6 +4,7 @@ What arrives is checked here once, and a message that breaks the form raises Inv
 is a broken stream.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -169,8 +170,19 @@ def _encode_report(report: WorkerReport) -> pb.WorkerReport:
         running_requests=report.running_requests,
         queued_requests=report.queued_requests,
         uncached_tokens=report.uncached_tokens,
-        prefill=pb.PrefillRate(linear_ms_per_token=report.prefill_ms_per_token),
+        prefill=pb.PrefillRate(
+            linear_ms_per_token=report.prefill_ms_per_token,
+            quadratic_ms_per_token2=report.prefill_ms_per_token2,
+        ),
         decode_step_ms=report.decode_step_ms,
+        load_back_ms_per_token=report.load_back_ms_per_token,
+        adapter_load_ms=report.adapter_load_ms,
+        resident_adapters=report.resident_adapters,
+        draining=report.draining,
+        accepted=report.accepted,
+        prefilled=report.prefilled,
+        ended=report.ended,
+        own_requests=report.own_requests,
     )
 
 
@@ -195,8 +207,19 @@ def _decode_report(report: pb.WorkerReport) -> WorkerReport:
         running_requests=_not_negative(report.running_requests, "report.running_requests"),
         queued_requests=_not_negative(report.queued_requests, "report.queued_requests"),
         uncached_tokens=_not_negative(report.uncached_tokens, "report.uncached_tokens"),
-        prefill_ms_per_token=report.prefill.linear_ms_per_token,
-        decode_step_ms=report.decode_step_ms,
+        prefill_ms_per_token=_rate(report.prefill.linear_ms_per_token, "report.prefill.linear_ms_per_token"),
+        prefill_ms_per_token2=_rate(
+            report.prefill.quadratic_ms_per_token2, "report.prefill.quadratic_ms_per_token2"
+        ),
+        decode_step_ms=_rate(report.decode_step_ms, "report.decode_step_ms"),
+        load_back_ms_per_token=_rate(report.load_back_ms_per_token, "report.load_back_ms_per_token"),
+        adapter_load_ms=_rate(report.adapter_load_ms, "report.adapter_load_ms"),
+        resident_adapters=tuple(report.resident_adapters),
+        draining=report.draining,
+        accepted=tuple(report.accepted),
+        prefilled=tuple(report.prefilled),
+        ended=tuple(report.ended),
+        own_requests=_not_negative(report.own_requests, "report.own_requests"),
     )
 
 
@@ -217,6 +240,13 @@ def _decode_names(packed: bytes, field: str, *, at_least: int = 0) -> tuple[Fing
             field, f"must be whole names of {NAME_BYTES} bytes, at least {at_least}, got {len(packed)} bytes"
         )
     return unpack_names(packed)
+
+
+def _rate(value: float, field: str) -> float:
+    """Costs are compared as they come: one NaN would make every comparison false."""
+    if not (math.isfinite(value) and value >= 0.0):
+        raise InvalidRequestError(field, f"must be finite and not negative, got {value}")
+    return value
 
 
 def _not_negative(number: int, field: str) -> int:

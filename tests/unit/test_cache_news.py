@@ -1,5 +1,8 @@
 """The news of a cache on the wire: what is sent arrives as itself, and what is malformed is refused by the name of its field."""
 
+import math
+from dataclasses import fields
+
 import pytest
 
 from prefixmesh.cache.events import CacheSummary, Cleared, Removed, SnapshotPart, Stored, TierState
@@ -20,7 +23,16 @@ REPORT = WorkerReport(
     queued_requests=6,
     uncached_tokens=2**40,
     prefill_ms_per_token=0.25,
+    prefill_ms_per_token2=2.0**-20,
     decode_step_ms=12.5,
+    load_back_ms_per_token=0.125,
+    adapter_load_ms=80.5,
+    resident_adapters=("ad" * 16, "be" * 16),
+    draining=True,
+    accepted=("r1", "r2", "r3"),
+    prefilled=("r1", "r2"),
+    ended=("r1",),
+    own_requests=2,
 )
 
 
@@ -43,6 +55,15 @@ REPORT = WorkerReport(
 def test_news_arrive_as_they_were_sent(news: News) -> None:
     sent = encode_news(news).SerializeToString()
     assert decode_news(pb.WatchCacheResponse.FromString(sent)) == news
+
+
+def test_report_of_these_tests_says_something_in_every_field() -> None:
+    """Otherwise a field that the codec left out would arrive as it was sent: as nothing."""
+    empty = WorkerReport(summary=REPORT.summary)
+    same = [
+        field.name for field in fields(REPORT) if getattr(REPORT, field.name) == getattr(empty, field.name)
+    ]
+    assert same == ["summary"]
 
 
 @pytest.mark.parametrize("place", [None, (EPOCH, 12)])
@@ -92,6 +113,21 @@ TIERS = [pb.TierReport(), pb.TierReport()]
         (
             pb.WatchCacheResponse(report=pb.WorkerReport(tiers=TIERS, queued_requests=-1)),
             "report.queued_requests",
+        ),
+        (pb.WatchCacheResponse(report=pb.WorkerReport(tiers=TIERS, own_requests=-1)), "report.own_requests"),
+        (
+            pb.WatchCacheResponse(report=pb.WorkerReport(tiers=TIERS, decode_step_ms=math.nan)),
+            "report.decode_step_ms",
+        ),
+        (
+            pb.WatchCacheResponse(report=pb.WorkerReport(tiers=TIERS, adapter_load_ms=math.inf)),
+            "report.adapter_load_ms",
+        ),
+        (
+            pb.WatchCacheResponse(
+                report=pb.WorkerReport(tiers=TIERS, prefill=pb.PrefillRate(quadratic_ms_per_token2=-1e-9))
+            ),
+            "report.prefill.quadratic_ms_per_token2",
         ),
     ],
 )

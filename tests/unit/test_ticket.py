@@ -16,6 +16,11 @@ TICKET = Ticket(
     namespace=Namespace(bytes(16)),
     incarnation=Incarnation(2**64 - 1),
     adapter_digest="ad" * 16,
+    router_id="0f" * 8,
+    expires_unix_ms=2**41,
+    prompt_tokens=2**40,
+    max_tokens=4096,
+    branches=4,
 )
 
 

@@ -30,12 +30,14 @@ class DrainResponse(_message.Message):
     def __init__(self, running_requests: _Optional[int] = ...) -> None: ...
 
 class WatchCacheRequest(_message.Message):
-    __slots__ = ("resume_from", "report_interval_ms")
+    __slots__ = ("resume_from", "report_interval_ms", "router_id")
     RESUME_FROM_FIELD_NUMBER: _ClassVar[int]
     REPORT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     resume_from: CachePlace
     report_interval_ms: int
-    def __init__(self, resume_from: _Optional[_Union[CachePlace, _Mapping]] = ..., report_interval_ms: _Optional[int] = ...) -> None: ...
+    router_id: str
+    def __init__(self, resume_from: _Optional[_Union[CachePlace, _Mapping]] = ..., report_interval_ms: _Optional[int] = ..., router_id: _Optional[str] = ...) -> None: ...
 
 class CachePlace(_message.Message):
     __slots__ = ("epoch", "sequence")
@@ -110,7 +112,7 @@ class CacheCleared(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("place", "tiers", "running_requests", "queued_requests", "uncached_tokens", "prefill", "decode_step_ms")
+    __slots__ = ("place", "tiers", "running_requests", "queued_requests", "uncached_tokens", "prefill", "decode_step_ms", "accepted", "prefilled", "ended", "own_requests", "resident_adapters", "adapter_load_ms", "draining", "load_back_ms_per_token")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +120,14 @@ class WorkerReport(_message.Message):
     UNCACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    OWN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_LOAD_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BACK_MS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     place: CachePlace
     tiers: _containers.RepeatedCompositeFieldContainer[TierReport]
     running_requests: int
@@ -125,7 +135,15 @@ class WorkerReport(_message.Message):
     uncached_tokens: int
     prefill: PrefillRate
     decode_step_ms: float
-    def __init__(self, place: _Optional[_Union[CachePlace, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierReport, _Mapping]]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[PrefillRate, _Mapping]] = ..., decode_step_ms: _Optional[float] = ...) -> None: ...
+    accepted: _containers.RepeatedScalarFieldContainer[str]
+    prefilled: _containers.RepeatedScalarFieldContainer[str]
+    ended: _containers.RepeatedScalarFieldContainer[str]
+    own_requests: int
+    resident_adapters: _containers.RepeatedScalarFieldContainer[str]
+    adapter_load_ms: float
+    draining: bool
+    load_back_ms_per_token: float
+    def __init__(self, place: _Optional[_Union[CachePlace, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierReport, _Mapping]]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[PrefillRate, _Mapping]] = ..., decode_step_ms: _Optional[float] = ..., accepted: _Optional[_Iterable[str]] = ..., prefilled: _Optional[_Iterable[str]] = ..., ended: _Optional[_Iterable[str]] = ..., own_requests: _Optional[int] = ..., resident_adapters: _Optional[_Iterable[str]] = ..., adapter_load_ms: _Optional[float] = ..., draining: _Optional[bool] = ..., load_back_ms_per_token: _Optional[float] = ...) -> None: ...
 
 class TierReport(_message.Message):
     __slots__ = ("blocks", "digest", "pool")
@@ -138,10 +156,12 @@ class TierReport(_message.Message):
     def __init__(self, blocks: _Optional[int] = ..., digest: _Optional[int] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ...) -> None: ...
 
 class PrefillRate(_message.Message):
-    __slots__ = ("linear_ms_per_token",)
+    __slots__ = ("linear_ms_per_token", "quadratic_ms_per_token2")
     LINEAR_MS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    QUADRATIC_MS_PER_TOKEN2_FIELD_NUMBER: _ClassVar[int]
     linear_ms_per_token: float
-    def __init__(self, linear_ms_per_token: _Optional[float] = ...) -> None: ...
+    quadratic_ms_per_token2: float
+    def __init__(self, linear_ms_per_token: _Optional[float] = ..., quadratic_ms_per_token2: _Optional[float] = ...) -> None: ...
 
 class LoadAdapterRequest(_message.Message):
     __slots__ = ("name", "path", "pinned")
@@ -210,7 +230,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "model", "model_revision", "context_length", "page_size", "prefix_cache", "max_total_tokens", "max_running_requests", "protocol_version", "fingerprint_version", "rates", "pool", "running_requests", "queued_requests", "tokenizer_digest", "cache", "adapters", "block_size")
+    __slots__ = ("worker_id", "incarnation", "model", "model_revision", "context_length", "page_size", "prefix_cache", "max_total_tokens", "max_running_requests", "protocol_version", "fingerprint_version", "rates", "pool", "running_requests", "queued_requests", "tokenizer_digest", "cache", "adapters", "block_size", "template_digest", "draining")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +250,8 @@ class DescribeResponse(_message.Message):
     CACHE_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     model: str
@@ -249,7 +271,9 @@ class DescribeResponse(_message.Message):
     cache: CacheCounts
     adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
     block_size: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., context_length: _Optional[int] = ..., page_size: _Optional[int] = ..., prefix_cache: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., protocol_version: _Optional[int] = ..., fingerprint_version: _Optional[int] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., cache: _Optional[_Union[CacheCounts, _Mapping]] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., block_size: _Optional[int] = ...) -> None: ...
+    template_digest: str
+    draining: bool
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., context_length: _Optional[int] = ..., page_size: _Optional[int] = ..., prefix_cache: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., protocol_version: _Optional[int] = ..., fingerprint_version: _Optional[int] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., cache: _Optional[_Union[CacheCounts, _Mapping]] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., block_size: _Optional[int] = ..., template_digest: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class CacheCounts(_message.Message):
     __slots__ = ("requests", "prompt_tokens", "hit_tokens", "miss_tokens")
@@ -276,12 +300,18 @@ class MissTokens(_message.Message):
     def __init__(self, never_seen: _Optional[int] = ..., evicted: _Optional[int] = ..., other_namespace: _Optional[int] = ..., tail: _Optional[int] = ...) -> None: ...
 
 class Rates(_message.Message):
-    __slots__ = ("prefill_tokens_per_s", "decode_step_ms")
+    __slots__ = ("prefill_tokens_per_s", "decode_step_ms", "prefill", "adapter_load_ms", "load_back_ms_per_token")
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_LOAD_MS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BACK_MS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     prefill_tokens_per_s: float
     decode_step_ms: float
-    def __init__(self, prefill_tokens_per_s: _Optional[float] = ..., decode_step_ms: _Optional[float] = ...) -> None: ...
+    prefill: PrefillRate
+    adapter_load_ms: float
+    load_back_ms_per_token: float
+    def __init__(self, prefill_tokens_per_s: _Optional[float] = ..., decode_step_ms: _Optional[float] = ..., prefill: _Optional[_Union[PrefillRate, _Mapping]] = ..., adapter_load_ms: _Optional[float] = ..., load_back_ms_per_token: _Optional[float] = ...) -> None: ...
 
 class PoolState(_message.Message):
     __slots__ = ("total_pages", "free_pages", "evictable_pages", "protected_pages")
