@@ -37,6 +37,9 @@ MAX_TOUCHED: Final = 65_536
 SWEEP_BLOCKS: Final = 256
 """Blocks looked at in one go of making room: a tenth of a millisecond."""
 
+SWEEP_PER_BLOCK: Final = 2
+"""Blocks looked at for each that comes, while some are dead: a leaver's are gone before as many have come as half of all there are."""
+
 NAMES_PER_BLOCK: Final = 2
 """The order of coming may hold so many times the blocks that are there before it is tidied: blocks go, and their names stay."""
 
@@ -119,20 +122,27 @@ class BlockIndex:
         """A slot holds these blocks on the tier from now on. O(fingerprints). Makes room as it goes, a little at a time."""
         self._count += self._change(fingerprints, slot, tier)
         if self.needs_sweep:
-            self.sweep(len(fingerprints) + SWEEP_BLOCKS)
+            over = self._count - self._max_blocks
+            self.sweep(over + SWEEP_BLOCKS if over > 0 else SWEEP_PER_BLOCK * len(fingerprints))
 
     def removed(self, slot: int, tier: Tier, fingerprints: Sequence[Fingerprint]) -> None:
         """A slot holds these blocks on the tier no longer. Not known, or not held: nothing happens. O(fingerprints)."""
         shards, sets = self._shards, self._sets
+        last = after = NOBODY
+        run = 0
         for name in fingerprints:
             shard = shards[name >> SHARD_SHIFT]
             before = shard.get(name, NOBODY)
-            if not before:
-                continue
-            shard[name] = after = sets.without_holder(before, slot, tier)
-            if not after:
-                self._count -= 1
-            sets.move(before, after, 1)
+            if before != last:
+                self._count -= 0 if after else run
+                sets.move(last, after, run)
+                last, run = before, 0
+                after = sets.without_holder(before, slot, tier) if before else NOBODY
+            if before:
+                shard[name] = after
+                run += 1
+        self._count -= 0 if after else run
+        sets.move(last, after, run)
 
     def find_matches(
         self, fingerprints: Sequence[Fingerprint], predicted: Mapping[Fingerprint, int] = NOTHING_PREDICTED
@@ -143,18 +153,21 @@ class BlockIndex:
         """
         if not fingerprints:
             return Matches([], [])
-        expects = fingerprints[0] in predicted
         shards, device_of, host_of = self._shards, self._sets.device, self._sets.host
         device, total = _Walk(), _Walk()
+        # Predictions are of whole prefixes: behind the first block that nobody expects there is none.
+        expects = bool(predicted)
         last = -1
+        expected = last_expected = 0
         for depth, name in enumerate(fingerprints):
             number = shards[name >> SHARD_SHIFT].get(name, NOBODY)
-            if number == last and not expects:
-                continue  # mostly a block has the holders of the one before it
-            last = number
-            on_device = device_of[number]
             if expects:
-                on_device |= predicted.get(name, 0)
+                expected = predicted.get(name, 0)
+                expects = expected != 0
+            if number == last and expected == last_expected:
+                continue  # mostly a block has the holders of the one before it
+            last, last_expected = number, expected
+            on_device = device_of[number] | expected
             device.narrow(on_device, depth)
             if not total.narrow(on_device | host_of[number], depth):
                 break
@@ -177,7 +190,8 @@ class BlockIndex:
         names = self._order[self._oldest : self._oldest + at_most]
         shards, sets = self._shards, self._sets
         stay = array("Q")
-        for fingerprint in names:
+        looked_at = len(names)
+        for place, fingerprint in enumerate(names):
             name = Fingerprint(fingerprint)
             shard = shards[name >> SHARD_SHIFT]
             number = shard.get(name, NOBODY)
@@ -185,15 +199,20 @@ class BlockIndex:
                 del shard[name]
                 continue
             is_dead = not (sets.device[number] or sets.host[number])
-            if is_dead or (self._count > self._max_blocks and name not in self._touched):
+            is_over = self._count > self._max_blocks
+            if is_dead or (is_over and name not in self._touched):
                 del shard[name]
                 sets.move(number, NOBODY, 1)
                 self._count -= 1
                 self.dropped += not is_dead
-            else:
-                self._touched.pop(name, None)
+            elif is_over or self.needs_sweep:
+                if is_over:
+                    self._touched.pop(name, None)  # the chance is used
                 stay.append(name)
-        self._oldest += len(names)
+            else:
+                looked_at = place  # nothing left to do: what came first stays first
+                break
+        self._oldest += looked_at
         self._order.extend(stay)
         if self._oldest > len(self._order) // 2:
             del self._order[: self._oldest]

@@ -22,6 +22,29 @@ def test_beyond_the_bound_blocks_go_in_the_order_in_which_they_came() -> None:
     assert index.held(slot, Tier.DEVICE) == set(names(900, 100))
 
 
+def test_a_full_index_that_looks_at_few_blocks_at_a_time_keeps_the_order_too() -> None:
+    index = BlockIndex(max_blocks=2000)
+    slot = index.open_slot()
+    for start in range(0, 5000, 10):
+        index.stored(slot, Tier.DEVICE, names(start, 10))
+    assert index.held(slot, Tier.DEVICE) == set(names(3000, 2000))
+
+
+def test_looking_for_the_blocks_of_a_leaver_takes_nobodys_second_chance() -> None:
+    index = BlockIndex(max_blocks=100)
+    stays, leaves = index.open_slot(), index.open_slot()
+    index.stored(stays, Tier.DEVICE, names(0, 10))
+    index.touch(names(0, 10))
+    index.stored(leaves, Tier.DEVICE, names(10, 80))
+    index.close_slot(leaves)
+    while not index.sweep():
+        pass
+    index.stored(stays, Tier.DEVICE, names(200, 95))
+    while not index.sweep():
+        pass
+    assert set(names(0, 10)) <= index.held(stays, Tier.DEVICE)
+
+
 def test_what_was_asked_for_gets_a_second_chance_and_no_third() -> None:
     index = BlockIndex(max_blocks=100)
     slot = index.open_slot()
