@@ -1,0 +1,202 @@
+"""An engine that is real but for its model: page pool, cache, scheduler, sampling and recorder are those that serve.
+
+``EngineCore`` takes its time from an ``EngineTime``, so the same engine runs in simulated time, where a step of 40 ms is over at once, and
+in a process, where it takes 40 ms.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from prefixmesh.cache.factory import make_prefix_cache
+from prefixmesh.cache.pages import PageAllocator
+from prefixmesh.config import EngineConfig
+from prefixmesh.errors import ConfigError
+from prefixmesh.model_files.linear_sizes import NO_LINEARS, LinearSizes
+from prefixmesh.model_files.model_config import read_model_config
+from prefixmesh.model_files.revision import model_revision
+from prefixmesh.model_files.source import resolve_model
+from prefixmesh.sim.fake_model import EngineTime, FakeRunner, NotedScheduler
+from prefixmesh.sim.timing import TimingModel
+from prefixmesh.text.tokenizer import load_tokenizer
+from prefixmesh.worker.cache_recorder import CacheRecorder
+from prefixmesh.worker.engine import EngineCore
+from prefixmesh.worker.engine_builder import cache_options
+from prefixmesh.worker.engine_rates import EngineRates
+from prefixmesh.worker.messages import EngineInfo
+from prefixmesh.worker.prefill_savings import PrefillShape
+from prefixmesh.worker.scheduler_config import SchedulerConfig
+
+DEFAULT_POOL_TOKENS: Final = 1 << 18
+"""Of a fake worker whose ``max_total_tokens`` was not given: it has no memory to size a pool by."""
+
+RATED_PROMPT_TOKENS: Final = 512
+"""Prompt by which an engine rates itself before its first step, as a real one does at its start."""
+
+
+_NO_SHAPE: Final = PrefillShape(linear_flops_per_token=1000, attention_flops_per_pair=2)
+"""Of no model: enough for savings to be told."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelIdentity:
+    """Which model a fake worker passes for: all that others can tell it by."""
+
+    name: str = "fake"
+    revision: str = "fake"
+    vocab_size: int = 1024
+    """Every step fills so many logits for each who samples: small where many steps are simulated."""
+
+    context_length: int = 1 << 17
+    eos_token_ids: tuple[int, ...] = ()
+    prefill_shape: PrefillShape = _NO_SHAPE
+    linear_sizes: LinearSizes = NO_LINEARS
+
+    @classmethod
+    def of_files(cls, name_or_path: str) -> "ModelIdentity":
+        """That of a real model, of which everything but the weights is read. Raises ModelFileError."""
+        files = resolve_model(name_or_path)
+        config = read_model_config(files)
+        return cls(
+            name=files.name,
+            revision=model_revision(files),
+            vocab_size=config.vocab_size,
+            context_length=config.context_length,
+            # Some folders name the end of a turn only in the tokenizer's files.
+            eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *load_tokenizer(files).eos_token_ids))),
+            prefill_shape=PrefillShape.of(config),
+            linear_sizes=LinearSizes.of(config),
+        )
+
+
+class VirtualTime:
+    """``EngineTime`` that is only a number: steps are over at once, and it says when they would have been."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self._now = now
+
+    def now(self) -> float:
+        """See ``EngineTime.now``."""
+        return self._now
+
+    def pass_until(self, when: float) -> None:
+        """See ``EngineTime.pass_until``."""
+        self._now = max(self._now, when)
+
+
+class RealTime:
+    """``EngineTime`` by the machine's clock: steps wait."""
+
+    def now(self) -> float:
+        """See ``EngineTime.now``."""
+        return time.monotonic()
+
+    def pass_until(self, when: float) -> None:
+        """See ``EngineTime.pass_until``."""
+        left_s = when - time.monotonic()
+        if left_s > 0.0:
+            time.sleep(left_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FakeEngine:
+    """A core and what is inside it. What is inside may be looked at between steps."""
+
+    core: EngineCore
+    scheduler: NotedScheduler
+    runner: FakeRunner
+
+
+def build_fake_engine(
+    config: EngineConfig,
+    identity: ModelIdentity,
+    timing: TimingModel,
+    engine_time: EngineTime,
+    *,
+    decode_room_tokens: int | None = None,
+) -> FakeEngine:
+    """An engine by the settings of a real one; those of the model and its device mean nothing. Raises ConfigError for settings that need a
+    model. ``decode_room_tokens`` as in ``SchedulerConfig``."""
+    if config.adapter_root is not None:
+        raise ConfigError("adapter_root: a fake worker has no weights for adapters to change")
+    total_tokens = config.max_total_tokens or DEFAULT_POOL_TOKENS
+    pages = total_tokens // config.page_size
+    allocator, recorder = PageAllocator(pages), CacheRecorder()
+    scheduler = NotedScheduler(
+        _scheduler_config(config, identity, decode_room_tokens),
+        allocator,
+        make_prefix_cache(config.prefix_cache, allocator, config.page_size, cache_options(config, recorder)),
+    )
+    runner = FakeRunner(
+        scheduler, timing, engine_time, vocab_size=identity.vocab_size, never=identity.eos_token_ids
+    )
+    core = EngineCore(
+        info=_info(config, identity, pages, scheduler.token_limit),
+        scheduler=scheduler,
+        runner=runner,
+        rates=EngineRates(
+            prefill_tokens_per_s=1e3 * RATED_PROMPT_TOKENS / _rated_prefill_ms(timing),
+            decode_step_ms=timing.decode_step_ms(1, RATED_PROMPT_TOKENS),
+        ),
+        queue_timeout_s=config.queue_timeout_s,
+        recorder=recorder,
+        clock=engine_time.now,
+    )
+    return FakeEngine(core=core, scheduler=scheduler, runner=runner)
+
+
+def core_maker(
+    config: EngineConfig, identity: ModelIdentity, timing: TimingModel, on_made: Callable[[FakeEngine], None]
+) -> Callable[[], EngineCore]:
+    """What an ``InProcessEngine`` makes its core with, in real time; ``on_made`` is told of it on the engine's thread."""
+
+    def make() -> EngineCore:
+        engine = build_fake_engine(config, identity, timing, RealTime())
+        on_made(engine)
+        return engine.core
+
+    return make
+
+
+def _rated_prefill_ms(timing: TimingModel) -> float:
+    return (
+        timing.step_ms + timing.prefill_ms(RATED_PROMPT_TOKENS) or 1e-3
+    )  # a model that takes no time at all
+
+
+def _scheduler_config(
+    config: EngineConfig, identity: ModelIdentity, decode_room_tokens: int | None
+) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_running_requests=config.max_running_requests,
+        max_queued_requests=config.max_queued_requests,
+        chunked_prefill_size=config.chunked_prefill_size,
+        schedule_policy=config.schedule_policy,
+        max_passed_over=config.max_passed_over,
+        queue_timeout_s=config.queue_timeout_s,
+        context_length=identity.context_length,
+        vocab_size=identity.vocab_size,
+        shares_prefixes=config.prefix_cache != "off",
+        decode_room_tokens=decode_room_tokens,
+    )
+
+
+def _info(config: EngineConfig, identity: ModelIdentity, pages: int, context_length: int) -> EngineInfo:
+    return EngineInfo(
+        model=identity.name,
+        model_revision=identity.revision,
+        vocab_size=identity.vocab_size,
+        context_length=context_length,
+        page_size=config.page_size,
+        total_pages=pages,
+        max_total_tokens=pages * config.page_size,
+        max_running_requests=config.max_running_requests,
+        prefix_cache=config.prefix_cache,
+        device="none",
+        dtype="none",
+        eos_token_ids=identity.eos_token_ids,
+        memory_sums=f"a timing model and {pages} pages of {config.page_size} tokens, of which none has memory",
+        prefill_shape=identity.prefill_shape,
+        linear_sizes=identity.linear_sizes,
+    )
