@@ -74,15 +74,19 @@ class WorkerView(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., ready: _Optional[bool] = ..., problem: _Optional[str] = ..., in_flight: _Optional[int] = ..., work_ms: _Optional[float] = ..., blocks: _Optional[int] = ..., routed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., cache: _Optional[_Union[_worker_control_pb2.CacheCounts, _Mapping]] = ..., adapters: _Optional[_Iterable[str]] = ..., trust: _Optional[str] = ..., resyncs: _Optional[_Mapping[str, int]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., cached_tokens_bias: _Optional[float] = ..., cached_tokens_error: _Optional[float] = ..., first_token_ms_bias: _Optional[float] = ..., first_token_ms_error: _Optional[float] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class RouteRequest(_message.Message):
-    __slots__ = ("request", "exclude")
+    __slots__ = ("request", "exclude", "adapter_changed", "unused_request_id")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    UNUSED_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     request: _inference_pb2.GenerateRequest
     exclude: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request: _Optional[_Union[_inference_pb2.GenerateRequest, _Mapping]] = ..., exclude: _Optional[_Iterable[str]] = ...) -> None: ...
+    adapter_changed: bool
+    unused_request_id: str
+    def __init__(self, request: _Optional[_Union[_inference_pb2.GenerateRequest, _Mapping]] = ..., exclude: _Optional[_Iterable[str]] = ..., adapter_changed: _Optional[bool] = ..., unused_request_id: _Optional[str] = ...) -> None: ...
 
 class RouteResponse(_message.Message):
-    __slots__ = ("worker_id", "address", "ticket", "prompt_ids", "routing", "request_id", "valid_ms")
+    __slots__ = ("worker_id", "address", "ticket", "prompt_ids", "routing", "request_id", "valid_ms", "model", "retokenized_tokens")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +94,8 @@ class RouteResponse(_message.Message):
     ROUTING_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     VALID_MS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    RETOKENIZED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     address: str
     ticket: bytes
@@ -97,7 +103,9 @@ class RouteResponse(_message.Message):
     routing: _inference_pb2.Routing
     request_id: str
     valid_ms: int
-    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., ticket: _Optional[bytes] = ..., prompt_ids: _Optional[bytes] = ..., routing: _Optional[_Union[_inference_pb2.Routing, _Mapping]] = ..., request_id: _Optional[str] = ..., valid_ms: _Optional[int] = ...) -> None: ...
+    model: str
+    retokenized_tokens: int
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., ticket: _Optional[bytes] = ..., prompt_ids: _Optional[bytes] = ..., routing: _Optional[_Union[_inference_pb2.Routing, _Mapping]] = ..., request_id: _Optional[str] = ..., valid_ms: _Optional[int] = ..., model: _Optional[str] = ..., retokenized_tokens: _Optional[int] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("request", "tenant")
