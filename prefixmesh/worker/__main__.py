@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -56,22 +57,27 @@ def main(**options: Any) -> None:
     """Serve a model from this machine, over gRPC."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        config = WorkerConfig(
-            engine=engine_config_from(options),
-            worker_id=options["worker_id"],
-            host=options["host"],
-            port=options["port"],
-            metrics_port=options["metrics_port"],
-            isolation=options["isolation"],
-            tickets_only=options["tickets_only"],
-        )
+        config = worker_config_from(options)
         secret = load_or_create(options["fleet_secret_file"] or paths.fleet_secret_file())
-        asyncio.run(run_until_signal(WorkerServer(config, secret), _announce, options["grace_s"]))
+        asyncio.run(run_until_signal(WorkerServer(config, secret), announce, options["grace_s"]))
     except PrefixmeshError as error:
         raise click.ClickException(str(error)) from error
 
 
-def _announce(bound: BoundWorker) -> None:
+def worker_config_from(options: Mapping[str, Any]) -> WorkerConfig:
+    """A worker's settings from this command's parsed values. Raises ConfigError."""
+    return WorkerConfig(
+        engine=engine_config_from(options),
+        worker_id=options["worker_id"],
+        host=options["host"],
+        port=options["port"],
+        metrics_port=options["metrics_port"],
+        isolation=options["isolation"],
+        tickets_only=options["tickets_only"],
+    )
+
+
+def announce(bound: BoundWorker) -> None:
     """What started this program reads it on stdout: a line, and one more where there are metrics."""
     click.echo(f"prefixmesh worker {bound.worker_id} listening on {bound.address}")
     if bound.metrics_url is not None:

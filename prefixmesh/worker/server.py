@@ -4,6 +4,7 @@ import asyncio
 import logging
 import secrets
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -79,7 +80,7 @@ class TextSide:
 class WorkerServer:
     """One life of one worker: ``start``, then ``wait_closed`` or ``stop``. Not restartable.
 
-    ``engine`` and ``text`` stand in for the model's own in tests.
+    ``engine`` and ``text`` stand in for the model's own in tests, ``make_watchers`` for who tells of the cache.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class WorkerServer:
         *,
         engine: EngineClient | None = None,
         text: TextSide | None = None,
+        make_watchers: Callable[..., CacheWatchers] = CacheWatchers,
     ) -> None:
         self._config = config
         self._secret = secret
@@ -96,7 +98,7 @@ class WorkerServer:
         self._text = text
         self._stats = RecentStats(self._engine)
         self._metrics = WorkerMetrics(self._engine, self._stats)
-        self._watchers = CacheWatchers(self._stats, lambda: Epoch(secrets.randbits(64)))
+        self._watchers = make_watchers(self._stats, lambda: Epoch(secrets.randbits(64)))
         self._engine.watch_cache(self._watchers.on_changes)
         self._incarnation = Incarnation(secrets.randbits(64))
         self._health = health.aio.HealthServicer()
