@@ -1,17 +1,172 @@
-"""What sending a request to a worker costs: one number in milliseconds.
+"""What sending a request to a worker costs: one number in milliseconds, for all workers at once. Pure.
 
     cost = own time to first token + spill_weight x work added for everyone else
 
-*Own*: the prefill that stands before the request there, a wait for a free place where all are taken, and the prefill of what is not
-cached. *Added*: the prefill that need not have been done elsewhere, and the slowing of the answers being decoded there.
-A selfish cost scatters a shared prefix over all workers; pure affinity piles everything on one. With the weight at 1, a prefix is
-computed a second time once the queue at its holder costs as much as twice its prefill.
+*Own*: the prefill that stands before the request there, a wait for a free place or free pages where there are none, the prefill of what
+is not cached, the load-back of what is on the host, the load of its adapter. *Added*: the prefill that need not have been done, the
+useful KV evicted to make room, the slowing of the answers being decoded there. Every term is derived in ``docs/router.md``.
+
+A selfish cost scatters a shared prefix over all workers; pure affinity piles everything on one.
 """
 
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.fleet_columns import ANSWER_TOKENS, Column, FleetColumns, Mask
+from prefixmesh.router.matched_tokens import MatchedTokens
+
+EVICTED_USE: Final = 0.25
+"""Share of the KV that a full cache gives up which somebody would have asked for again. Caches give up first what was used longest
+ago, so that it is well below their hit rate; nobody measures it."""
+
+
+class Demand(NamedTuple):
+    """What a request asks of the worker that takes it."""
+
+    prompt_tokens: int
+    most_tokens: int
+    """Prompt and answer at the caller's limit, each answer by itself: what must fit for the request to be served at all."""
+
+    branches: int = 1
+    """Answers computed from the one prompt."""
+
+    not_resident: Mask | None = None
+    """Rows that would have to load the request's adapter first; None where nobody would."""
+
+    home_row: int | None = None
+    """Where the caller's session was before; None when it has none, or that is not known."""
+
+    prefix_key: int = 0
+    """What ``prefix_hash`` goes by: the fingerprint of the prompt's first blocks."""
+
+
+class CandidateTerms(NamedTuple):
+    """What one worker would cost, in milliseconds but for the tokens. Named as on the wire (``CandidateCost``)."""
+
+    row: int
+    device_tokens: int
+    host_tokens: int
+    """Beyond those on the device."""
+
+    counted_tokens: int
+    wait_ms: float
+    prefill_ms: float
+    load_back_ms: float
+    adapter_load_ms: float
+    recompute_ms: float
+    eviction_ms: float
+    crowding_ms: float
+    affinity_ms: float
+    """Taken off."""
+
+    total_ms: float
+
+    @property
+    def first_token_ms(self) -> float:
+        """Expected time to the request's own first token."""
+        return self.wait_ms + self.prefill_ms + self.load_back_ms + self.adapter_load_ms
+
+
+class Costs(NamedTuple):
+    """The terms of all rows, usable or not. ``load_back`` and ``adapter_load`` are None where nobody has any."""
+
+    counted: Column
+    """Tokens of the prompt that count as cached."""
+
+    wait: Column
+    prefill: Column
+    load_back: Column | None
+    adapter_load: Column | None
+    recompute: Column
+    eviction: Column
+    crowding: Column
+    total: Column
+
+    def of(self, row: int, matches: MatchedTokens, affinity_ms: float) -> CandidateTerms:
+        """One row's."""
+        device = matches.device[row]
+        return CandidateTerms(
+            row,
+            int(device),
+            int(matches.total[row] - device),
+            int(self.counted[row]),
+            float(self.wait[row]),
+            float(self.prefill[row]),
+            0.0 if self.load_back is None else float(self.load_back[row]),
+            0.0 if self.adapter_load is None else float(self.adapter_load[row]),
+            float(self.recompute[row]),
+            float(self.eviction[row]),
+            float(self.crowding[row]),
+            affinity_ms,
+            float(self.total[row]) - affinity_ms,
+        )
+
+
+def weigh(columns: FleetColumns, matches: MatchedTokens, demand: Demand, spill_weight: float) -> Costs:
+    """Every row's cost of a request. O(rows)."""
+    linear, quadratic = columns.prefill_ms_per_token, columns.prefill_ms_per_token2
+    tokens = float(demand.prompt_tokens)
+    counted = _countable(columns, matches.device, tokens)
+    load_back = None
+    if matches.total is not matches.device:
+        counted, load_back = _with_host(columns, counted, _countable(columns, matches.total, tokens))
+    uncached = tokens - counted
+    prefill = (linear + quadratic * (counted + tokens)) * uncached
+    recompute = prefill - np.min(prefill, where=columns.usable, initial=np.inf)
+    needed = uncached + float(ANSWER_TOKENS * demand.branches)
+    wait = _wait(columns, needed, demand.branches)
+    eviction = np.minimum(needed - columns.free_tokens, columns.evictable_tokens)
+    np.maximum(eviction, 0.0, out=eviction)
+    eviction *= linear * EVICTED_USE
+    crowding = (
+        np.maximum(columns.in_flight * linear * ANSWER_TOKENS, columns.decode_work_ms) * demand.branches
+    )
+    total = wait + prefill + spill_weight * (recompute + eviction + crowding)
+    if load_back is not None:
+        total += load_back
+    adapter_load = None
+    if demand.not_resident is not None:
+        adapter_load = columns.adapter_load_ms * demand.not_resident
+        total += adapter_load
+    return Costs(counted, wait, prefill, load_back, adapter_load, recompute, eviction, crowding, total)
+
+
+def _countable(columns: FleetColumns, held: Column, tokens: float) -> Column:
+    """Tokens that a worker is expected to find cached: as far as its view is trusted, in whole units of its cache, and never the last
+    one, which is always computed so that there is something to sample from."""
+    counted = np.minimum(held * columns.trust, tokens - 1.0)
+    counted *= columns.units_per_token
+    np.floor(counted, out=counted)
+    counted *= columns.match_unit
+    return counted
+
+
+def _with_host(columns: FleetColumns, device: Column, total: Column) -> tuple[Column, Column]:
+    """What counts as cached when the host's part is loaded back wherever that is cheaper than to compute it, and what the loads cost."""
+    beyond = total - device
+    loading = beyond * columns.load_back_ms_per_token
+    computing = (columns.prefill_ms_per_token + columns.prefill_ms_per_token2 * (total + device)) * beyond
+    loads = loading < computing
+    return np.where(loads, total, device), loading * loads
+
+
+def _wait(columns: FleetColumns, needed: Column, branches: int) -> Column:
+    """Until a worker turns to the request: the prefill before it, and where places or pages are taken, a share of an answer's time: as many
+    of the running must end as have to make room, and they end evenly over an answer's length."""
+    share = (columns.in_flight + branches) * columns.per_place
+    share -= 1.0
+    pages = needed - columns.room_now
+    pages *= columns.per_busy_token
+    np.maximum(share, pages, out=share)
+    np.maximum(share, 0.0, out=share)
+    share *= columns.decode_step_ms
+    share *= ANSWER_TOKENS
+    share += columns.waiting_prefill_ms
+    return share
+
 
 PRIOR_PREFILL_TOKENS_PER_S: Final = 2000.0
 """Assumed where nobody in the fleet has measured: a small model on a few CPU cores. Only its ratio to the next one matters."""

@@ -24,6 +24,10 @@ class PolicyConfig:
     spill_weight: float = 1.0
     """How much the work that a choice adds for everyone else counts beside the request's own wait."""
 
+    affinity_ms: float = 0.0
+    """Milliseconds that the worker of a caller's last request may cost more and still be taken; 0 knows no sessions. At most as many as
+    would not tell workers apart anyway, so that it never beats a real difference."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:

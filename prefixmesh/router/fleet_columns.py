@@ -1,0 +1,296 @@
+"""What a decision reads of the workers, as columns: one array a quantity, one row a worker. Pure.
+
+A decision looks at every worker, and between two decisions few of them change. So each piece of news is written where a decision will
+read it, by whoever hears it, in one row; a decision then computes with whole columns and never visits a worker. Nothing is decided here.
+
+A row is a small number that lives as long as the router knows the worker; rows that nobody has are never usable. What a worker has not
+measured is taken from the mean of those that have (a fleet is mostly alike), and from a prior where none has.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from prefixmesh.errors import OverloadedError
+
+Column = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+MAX_ROWS: Final = 4096
+"""Most workers of one router: what its decisions and its index are measured for."""
+
+FIRST_ROWS: Final = 64
+"""Room at the start; it doubles when it is used up."""
+
+PRIOR_PREFILL_MS_PER_TOKEN: Final = 0.5
+"""Assumed where nobody in the fleet has measured: a small model on a few CPU cores. Decisions depend on the ratios of rates only."""
+
+PRIOR_DECODE_STEP_MS: Final = 30.0
+"""Assumed time of one decode step where nobody has measured."""
+
+PRIOR_LOAD_BACK_MS_PER_TOKEN: Final = 0.05
+"""Assumed time to bring a token's KV back from the host where nobody has measured: a tenth of computing it by the first prior, a copy
+of some ten kB against the arithmetic of a whole model. Workers load back only what is cheaper than to compute."""
+
+PRIOR_ADAPTER_LOAD_MS: Final = 100.0
+"""Assumed time to bring an adapter's weights into a worker's memory where nobody has measured: some ten MB read and copied."""
+
+BOUNDLESS: Final = 1e18
+"""Tokens that nobody has: room that is not known. Not infinite, because nothing times infinity is no number."""
+
+ANSWER_TOKENS: Final = 64
+"""How long an answer is expected to be that nobody knows anything of."""
+
+
+_PREFILL, _PREFILL2, _DECODE, _LOAD_BACK, _ADAPTER = range(5)
+_RATES: Final = 5
+_COLUMNS: Final = 14
+
+
+class FleetColumns:
+    """Columns over the workers of one router. Not thread-safe: one loop owns it.
+
+    ``open_row`` and ``close_row``, the setters, and the columns, which are to be read only. Setters take O(1).
+    """
+
+    in_flight: Column
+    """Requests accepted and not ended."""
+
+    waiting_prefill_ms: Column
+    decode_work_ms: Column
+    per_place: Column
+    """Share of the requests computed together that one is; 0 where any number may be."""
+
+    room: Column
+    """Most tokens of prompt and answer together."""
+
+    page_size: Column
+    pool_tokens: Column
+    free_tokens: Column
+    evictable_tokens: Column
+    room_now: Column
+    """Free and evictable tokens together."""
+
+    per_busy_token: Column
+    """Share of the tokens in use that one is; 0 where the pool is not known."""
+
+    trust: Column
+    match_unit: Column
+    units_per_token: Column
+
+    def __init__(self) -> None:
+        self._table = np.zeros((_COLUMNS, FIRST_ROWS))
+        self._rates = _Rates(FIRST_ROWS)
+        self._usable = np.zeros(FIRST_ROWS, dtype=np.bool_)
+        self._name_hash = np.zeros(FIRST_ROWS, dtype=np.uint64)
+        self._free: list[int] = []
+        self._least_room: float | None = None
+        self.rows = 0
+        """Rows are below this; all columns are so long."""
+
+        self._cut_columns()
+
+    def open_row(self, name: str) -> int:
+        """The row of a worker that is new, not usable before it is said so. ``name`` is its address: what ``prefix_hash`` goes by, so that
+        routers agree. Raises OverloadedError beyond ``MAX_ROWS``. O(1), but for doubling."""
+        if self._free:
+            row = self._free.pop()
+        else:
+            if self.rows == MAX_ROWS:
+                raise OverloadedError(f"a router knows at most {MAX_ROWS} workers")
+            row = self.rows
+            self.rows += 1
+            if self.rows > len(self._usable):
+                self._double()
+            self._cut_columns()
+        self._rates.open()
+        self._clear(row)
+        self.name_hash[row] = xxhash.xxh3_64_intdigest(name.encode())
+        return row
+
+    def close_row(self, row: int) -> None:
+        """The worker of a row is known no longer; the row may be given to another. O(1)."""
+        self._rates.close(row)
+        self._clear(row)
+        self._free.append(row)
+
+    def set_facts(
+        self,
+        row: int,
+        *,
+        page_size: int,
+        match_unit: int,
+        places: int,
+        context_length: int,
+        total_tokens: int,
+    ) -> None:
+        """What a worker is. ``match_unit``: its cache matches whole multiples of so many tokens, 0 when it has none. ``places``: most
+        requests it computes together. 0 in ``places`` or ``total_tokens``: not known, and taken for boundless."""
+        self.page_size[row] = max(page_size, 1)
+        self.match_unit[row] = match_unit
+        self.units_per_token[row] = 1.0 / match_unit if match_unit else 0.0
+        self.per_place[row] = 1.0 / places if places else 0.0
+        self.pool_tokens[row] = total_tokens or BOUNDLESS
+        self.room[row] = min(context_length, total_tokens or context_length)
+        self._least_room = None
+
+    def set_rates(
+        self,
+        row: int,
+        *,
+        prefill_ms_per_token: float,
+        prefill_ms_per_token2: float,
+        decode_step_ms: float,
+        load_back_ms_per_token: float,
+        adapter_load_ms: float,
+    ) -> None:
+        """How fast a worker has measured itself to be; 0 where it has not. The first two are one curve: computing the tokens from ``a`` to
+        ``b`` of a prompt takes ``first * (b - a) + second * (b**2 - a**2)`` milliseconds."""
+        self._rates.set(
+            row,
+            (
+                prefill_ms_per_token,
+                prefill_ms_per_token2,
+                decode_step_ms,
+                load_back_ms_per_token,
+                adapter_load_ms,
+            ),
+        )
+
+    def set_load(self, row: int, *, in_flight: int, waiting_prefill_ms: float, decode_work_ms: float) -> None:
+        """What a worker has accepted and not done: requests, prefill that stands before a new one, decoding still expected."""
+        self.in_flight[row] = in_flight
+        self.waiting_prefill_ms[row] = waiting_prefill_ms
+        self.decode_work_ms[row] = decode_work_ms
+
+    def set_pool(self, row: int, *, free_tokens: int, evictable_tokens: int) -> None:
+        """Room on a worker's device: empty, and cached but not in use; its facts are known by then. Before this, room is taken for
+        boundless."""
+        self.free_tokens[row] = free_tokens
+        self.evictable_tokens[row] = evictable_tokens
+        self.room_now[row] = room = free_tokens + evictable_tokens
+        # Never less than an answer in use: what remains of nothing would be divided by.
+        self.per_busy_token[row] = 1.0 / max(float(self.pool_tokens[row]) - room, ANSWER_TOKENS)
+
+    def set_trust(self, row: int, share: float) -> None:
+        """How much of a match counts: 1 where the view is exact, 0 where it is blind."""
+        self.trust[row] = share
+
+    def set_usable(self, row: int, *, usable: bool) -> None:
+        """Whether a worker may be sent requests: ready, and not draining."""
+        self.usable[row] = usable
+        self._least_room = None
+
+    @property
+    def prefill_ms_per_token(self) -> Column:
+        """Linear part of the prefill's curve, filled in where it was not measured. This and the next four: O(rows) at most."""
+        return self._rates.filled(_PREFILL, PRIOR_PREFILL_MS_PER_TOKEN)
+
+    @property
+    def prefill_ms_per_token2(self) -> Column:
+        """Quadratic part of the prefill's curve: of a worker that has measured a linear part only, none."""
+        return self._rates.filled(_PREFILL2, 0.0, measured_by=_PREFILL)
+
+    @property
+    def decode_step_ms(self) -> Column:
+        """Milliseconds of one decode step."""
+        return self._rates.filled(_DECODE, PRIOR_DECODE_STEP_MS)
+
+    @property
+    def load_back_ms_per_token(self) -> Column:
+        """Milliseconds to bring a token's KV from the host."""
+        return self._rates.filled(_LOAD_BACK, PRIOR_LOAD_BACK_MS_PER_TOKEN)
+
+    @property
+    def adapter_load_ms(self) -> Column:
+        """Milliseconds to bring an adapter's weights into memory."""
+        return self._rates.filled(_ADAPTER, PRIOR_ADAPTER_LOAD_MS)
+
+    @property
+    def least_room(self) -> float:
+        """The smallest ``room`` of the usable rows: what is not larger fits everywhere. Infinite when none is usable. O(1), and O(rows)
+        after a change."""
+        if self._least_room is None:
+            self._least_room = float(np.min(self.room, where=self.usable, initial=np.inf))
+        return self._least_room
+
+    def __repr__(self) -> str:
+        return f"<FleetColumns {self.rows - len(self._free)} workers, {int(self.usable.sum())} usable>"
+
+    def _clear(self, row: int) -> None:
+        self.set_usable(row, usable=False)
+        self.set_facts(row, page_size=1, match_unit=0, places=0, context_length=0, total_tokens=0)
+        self.set_load(row, in_flight=0, waiting_prefill_ms=0.0, decode_work_ms=0.0)
+        self.free_tokens[row] = self.room_now[row] = BOUNDLESS
+        self.evictable_tokens[row] = self.per_busy_token[row] = 0.0
+        self.trust[row] = 0.0
+        self.name_hash[row] = 0
+
+    def _double(self) -> None:
+        self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+        self._usable = np.concatenate([self._usable, np.zeros_like(self._usable)])
+        self._name_hash = np.concatenate([self._name_hash, np.zeros_like(self._name_hash)])
+
+    def _cut_columns(self) -> None:
+        """Columns are views, cut once for every new row and not once for every decision."""
+        (
+            self.in_flight,
+            self.waiting_prefill_ms,
+            self.decode_work_ms,
+            self.per_place,
+            self.room,
+            self.page_size,
+            self.pool_tokens,
+            self.free_tokens,
+            self.evictable_tokens,
+            self.room_now,
+            self.per_busy_token,
+            self.trust,
+            self.match_unit,
+            self.units_per_token,
+        ) = self._table[:, : self.rows]
+        self.usable: Mask = self._usable[: self.rows]
+        self.name_hash: npt.NDArray[np.uint64] = self._name_hash[: self.rows]
+        self._rates.cut(self.rows)
+
+
+class _Rates:
+    """Measured rates by row, 0 where nothing was measured; sums make the mean of those that were."""
+
+    def __init__(self, rows: int) -> None:
+        self._table = np.zeros((_RATES, rows))
+        self._sums = [0.0] * _RATES
+        self._counts = [0] * _RATES
+        self._open = 0
+
+    def open(self) -> None:
+        self._open += 1
+
+    def close(self, row: int) -> None:
+        self.set(row, (0.0,) * _RATES)
+        self._open -= 1
+
+    def set(self, row: int, rates: tuple[float, ...]) -> None:
+        for rate, (old, new) in enumerate(zip(self._table[:, row].tolist(), rates, strict=True)):
+            self._sums[rate] += new - old
+            self._counts[rate] += (new > 0.0) - (old > 0.0)
+            if not self._counts[rate]:
+                self._sums[rate] = 0.0  # sums of floats drift
+        self._table[:, row] = rates
+
+    def cut(self, rows: int) -> None:
+        if rows > self._table.shape[1]:
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+        self._columns: list[Column] = list(self._table[:, :rows])
+
+    def filled(self, rate: int, prior: float, measured_by: int | None = None) -> Column:
+        """One rate's column. ``measured_by``: the rate whose being there tells that this one was measured, too."""
+        teller = rate if measured_by is None else measured_by
+        count = self._counts[teller]
+        if count == self._open:
+            return self._columns[rate]
+        mean = self._sums[rate] / count if count else prior
+        column: Column = np.where(self._columns[teller] > 0.0, self._columns[rate], mean)
+        return column

@@ -1,0 +1,81 @@
+"""From what an index answers to what a decision reads: matched tokens, a column over the workers. Pure.
+
+An index knows workers as *slots* and answers with sets of them (``block_index.Matches``); a decision knows *rows* (``fleet_columns``). A
+slot that has no row, such as one that a snapshot is being loaded into, counts for nobody.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from prefixmesh.router.block_index import Fall, Matches
+from prefixmesh.router.fleet_columns import Column
+
+FEW_SLOTS: Final = 12
+"""Up to so many slots are looked at one by one; more are unpacked as a whole, which takes as long as so many."""
+
+_FIRST_SLOTS: Final = 128
+
+
+class MatchedTokens(NamedTuple):
+    """Leading prompt tokens that workers are believed to hold, by row."""
+
+    device: Column
+    total: Column
+    """On either tier: the same array where nobody would have to load anything back."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody holds anything."""
+        return not self.total.any()
+
+
+class SlotRows:
+    """Which row a slot of the index belongs to. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._rows = np.zeros(_FIRST_SLOTS, dtype=np.int64)
+        self._by_slot: list[int] = self._rows.tolist()
+        self._bound = 0
+        """A bit for every slot that has a row."""
+
+    def bind(self, slot: int, row: int) -> None:
+        """A slot is a row's from now on. O(1), but for doubling."""
+        while slot >= len(self._rows):
+            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+            self._by_slot = self._rows.tolist()
+        self._rows[slot] = self._by_slot[slot] = row
+        self._bound |= 1 << slot
+
+    def unbind(self, slot: int) -> None:
+        """A slot is nobody's. Not bound: nothing happens. O(1)."""
+        self._bound &= ~(1 << slot)
+
+    def spread(self, matches: Matches, block_size: int, rows: int) -> MatchedTokens:
+        """Columns of ``rows`` rows. O(rows + falls + slots in them)."""
+        device = self._column(matches.device, block_size, rows)
+        if matches.total == matches.device:
+            return MatchedTokens(device, device)
+        return MatchedTokens(device, self._column(matches.total, block_size, rows))
+
+    def _column(self, falls: list[Fall], block_size: int, rows: int) -> Column:
+        column = np.zeros(rows)
+        by_slot, bound = self._by_slot, self._bound
+        for fall in falls:
+            slots = fall.slots & bound
+            tokens = fall.blocks * block_size
+            if slots.bit_count() > FEW_SLOTS:
+                column[self._rows[_positions(slots)]] = tokens
+                continue
+            while slots:
+                lowest = slots & -slots
+                column[by_slot[lowest.bit_length() - 1]] = tokens
+                slots ^= lowest
+        return column
+
+
+def _positions(mask: int) -> npt.NDArray[np.int64]:
+    """The positions of a mask's bits."""
+    packed = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
+    return np.flatnonzero(np.unpackbits(packed, bitorder="little"))

@@ -1,0 +1,140 @@
+"""The policies by name: each picks one of the rows that are able to take a request. Pure.
+
+``cost`` is the product's own. The others stand beside it to be compared with, and each does what its name says and nothing else.
+"""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from prefixmesh.router.cost import Costs, Demand
+from prefixmesh.router.fleet_columns import Column, FleetColumns, Mask
+from prefixmesh.router.matched_tokens import MatchedTokens
+
+TIE_SHARE: Final = 0.1
+"""Costs closer than this do not tell workers apart that hold equally much: measured rates wobble by a few percent, and the fastest
+of equals would otherwise get every request, busy or not, and do all the evicting. Among such workers the least busy is taken."""
+
+HASH_LOAD_FACTOR: Final = 1.25
+"""``prefix_hash``: no worker gets a request that has this many times the mean of requests already (Mirrokni et al., "Consistent
+hashing with bounded loads", 2018). Lower spreads more evenly and moves more prefixes."""
+
+_MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2: Final = np.uint64(0x94D049BB133111EB)
+"""The finisher of SplitMix64 (Steele et al., 2014): every bit of the input moves every bit of the output."""
+
+
+class Choice(NamedTuple):
+    """What a policy may look at. At least one row is able."""
+
+    columns: FleetColumns
+    able: Mask
+    matches: MatchedTokens
+    costs: Costs
+    demand: Demand
+    affinity_ms: float
+    turn: int
+    chance: int
+
+
+class Pick(NamedTuple):
+    """A row, and whether the turn decided between equals."""
+
+    row: int
+    was_tie: bool
+
+
+def cheapest(choice: Choice) -> Pick:
+    """Least cost; among those that it does not tell apart, fewest requests; among those, by turn."""
+    costs, able = choice.costs, choice.able
+    total = np.where(able, costs.total, np.inf)
+    home = choice.demand.home_row
+    if home is not None and choice.affinity_ms:
+        total[home] -= choice.affinity_ms
+    best = int(total.argmin())
+    if best == home and choice.affinity_ms:
+        return Pick(best, was_tie=False)
+    near = total <= total[best] * (1.0 + TIE_SHARE)
+    near &= costs.counted == costs.counted[best]
+    rows = np.flatnonzero(near)
+    if len(rows) == 1:
+        return Pick(best, was_tie=False)
+    return _least(choice.columns.in_flight[rows], rows, choice.turn)
+
+
+def round_robin(choice: Choice) -> Pick:
+    """Everyone in turn."""
+    rows = np.flatnonzero(choice.able)
+    return _in_turn(rows, choice.turn)
+
+
+def at_random(choice: Choice) -> Pick:
+    """Anyone."""
+    rows = np.flatnonzero(choice.able)
+    return Pick(int(rows[choice.chance % len(rows)]), was_tie=False)
+
+
+def least_loaded(choice: Choice) -> Pick:
+    """Fewest requests; equals in turn."""
+    rows = np.flatnonzero(choice.able)
+    return _least(choice.columns.in_flight[rows], rows, choice.turn)
+
+
+def power_of_two(choice: Choice) -> Pick:
+    """Of two drawn at random, the one with fewer requests."""
+    rows = np.flatnonzero(choice.able)
+    count = len(rows)
+    high, low = divmod(choice.chance, 1 << 32)
+    first = high % count
+    second = (first + 1 + low % (count - 1)) % count if count > 1 else first
+    load = choice.columns.in_flight
+    return Pick(int(min(rows[first], rows[second], key=lambda row: load[row])), was_tie=False)
+
+
+def longest_match(choice: Choice) -> Pick:
+    """Most tokens held, on whatever tier; equals in turn."""
+    rows = np.flatnonzero(choice.able)
+    return _least(-choice.matches.total[rows], rows, choice.turn)
+
+
+def prefix_hash(choice: Choice) -> Pick:
+    """Consistent hashing of the prompt's first blocks with bounded load: of the workers that are not too busy, the one that draws the
+    highest number for the prefix (rendezvous hashing: Thaler and Ravishankar, 1998). A worker that comes or goes moves its own
+    share of the prefixes only."""
+    columns, able = choice.columns, choice.able
+    loads = np.where(able, columns.in_flight, np.inf)
+    bound = np.ceil(HASH_LOAD_FACTOR * (np.sum(loads, where=able) + 1.0) / np.count_nonzero(able))
+    drawn = _mixed(columns.name_hash ^ np.uint64(choice.demand.prefix_key))
+    # The least busy is always below the bound, which is above the mean.
+    drawn[loads >= bound] = 0
+    return Pick(int(drawn.argmax()), was_tie=False)
+
+
+def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    numbers ^= numbers >> np.uint64(30)
+    numbers *= _MIX_1
+    numbers ^= numbers >> np.uint64(27)
+    numbers *= _MIX_2
+    numbers ^= numbers >> np.uint64(31)
+    return numbers
+
+
+def _least(values: Column, rows: npt.NDArray[np.intp], turn: int) -> Pick:
+    return _in_turn(rows[values == values.min()], turn)
+
+
+def _in_turn(rows: npt.NDArray[np.intp], turn: int) -> Pick:
+    return Pick(int(rows[turn % len(rows)]), was_tie=len(rows) > 1)
+
+
+PICKS: Final[dict[str, Callable[[Choice], Pick]]] = {
+    "cost": cheapest,
+    "round_robin": round_robin,
+    "random": at_random,
+    "least_loaded": least_loaded,
+    "power_of_two": power_of_two,
+    "longest_match": longest_match,
+    "prefix_hash": prefix_hash,
+}
