@@ -5,7 +5,6 @@ in a process, where it takes 40 ms.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -144,19 +143,6 @@ def build_fake_engine(
         clock=engine_time.now,
     )
     return FakeEngine(core=core, scheduler=scheduler, runner=runner)
-
-
-def core_maker(
-    config: EngineConfig, identity: ModelIdentity, timing: TimingModel, on_made: Callable[[FakeEngine], None]
-) -> Callable[[], EngineCore]:
-    """What an ``InProcessEngine`` makes its core with, in real time; ``on_made`` is told of it on the engine's thread."""
-
-    def make() -> EngineCore:
-        engine = build_fake_engine(config, identity, timing, RealTime())
-        on_made(engine)
-        return engine.core
-
-    return make
 
 
 def _rated_prefill_ms(timing: TimingModel) -> float:

@@ -8,7 +8,7 @@ answer, and any two workers answer alike however they batch, chunk, share, preem
 What the engine's core asks of a runner is ``forward``; whose tokens a plan has it does not tell, so ``NotedScheduler`` does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -77,16 +77,16 @@ class FakeRunner:
         # Untouched memory costs nothing: a pool of millions of tokens is as large as what was ever used of it.
         self._kv: Chains = np.zeros(scheduler.kv.total_pages * self._page_size, dtype=np.uint64)
         self._powers, self._inverses = _powers(_BASE, 1), _powers(_INVERSE, 1)
-        self.delay_ms = 0.0
-        """Added to every step: a fault."""
+        self.delay_ms: Callable[[], float] = _no_delay
+        """Asked before every step what to add to it: a fault."""
 
     def forward(self, plan: BatchPlan) -> torch.Tensor:
         """Write the new tokens' KV, let the step's time pass, and return logits [R, vocab] float32."""
-        began = self._time.now()
+        began, delay_ms = self._time.now(), self.delay_ms()
         chosen = self._answers(plan)
         logits = np.zeros((len(chosen), self._vocab_size), dtype=np.float32)
         logits[np.arange(len(chosen)), chosen] = CHOSEN_LOGIT
-        step_ms = self._timing.plan_ms(plan, self._page_size) + self.delay_ms
+        step_ms = self._timing.plan_ms(plan, self._page_size) + delay_ms
         self._time.pass_until(began + step_ms / 1e3)
         return torch.from_numpy(logits)
 
@@ -162,3 +162,7 @@ def expected_answer(
 def _powers(base: int, count: int) -> Chains:
     """``base ** 1`` to ``base ** count``, modulo 2**64."""
     return np.cumprod(np.full(count, base, dtype=np.uint64), dtype=np.uint64)
+
+
+def _no_delay() -> float:
+    return 0.0

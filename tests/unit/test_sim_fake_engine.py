@@ -171,7 +171,7 @@ def test_prefill_in_pieces_takes_what_it_takes_whole() -> None:
 
 def test_delay_is_added_to_every_step() -> None:
     bench = Bench(EngineConfig(max_total_tokens=400))
-    bench.engine.runner.delay_ms = 1000.0
+    bench.engine.runner.delay_ms = lambda: 1000.0
     bench.submit("one", list(range(20)), 2)
     bench.run()
     assert bench.time.now() > 2.0

@@ -1,0 +1,170 @@
+"""The fake worker over gRPC: a worker to all who ask, with answers that are known beforehand, and wrong exactly where it was told to be."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefixmesh import fleet_secret
+from prefixmesh.cache.tier import Tier
+from prefixmesh.config import EngineConfig, WorkerConfig
+from prefixmesh.ids import Namespace
+from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.proto.v1 import inference_pb2_grpc, router_pb2, router_pb2_grpc
+from prefixmesh.rpc.channel import open_channel
+from prefixmesh.sim.fake_engine import ModelIdentity
+from prefixmesh.sim.fake_model import expected_answer
+from prefixmesh.sim.faulty_worker import EXIT_CRASHED, FaultFile, FaultyEngine, FaultyWatchers
+from prefixmesh.sim.timing import TimingModel
+from prefixmesh.tokens import pack
+from prefixmesh.worker.server import WorkerServer
+from tests.support.cache_following import Follower
+from tests.support.programs import Program, running_program
+from tests.support.servers import Worker, answer_of, byte_text, eventually, running_worker
+
+pytestmark = pytest.mark.asyncio(loop_scope="function")
+
+IDENTITY = ModelIdentity(vocab_size=300, context_length=4096)
+PROMPT = list(range(200))
+INSTANT = TimingModel(step_ms=0.0, prefill_ms_per_token=0.0)
+
+
+def switch(path: Path, *faults: dict[str, Any]) -> None:
+    """Faults from now on, as a program would switch them: whole, never half."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(faults))
+    os.replace(new, path)
+
+
+@pytest.fixture
+def faults_path(tmp_path: Path) -> Path:
+    return tmp_path / "faults.json"
+
+
+@pytest.fixture
+async def worker(faults_path: Path) -> AsyncIterator[Worker]:
+    settings = EngineConfig(max_total_tokens=4096)
+    faults, secret = FaultFile(faults_path), fleet_secret.generate()
+    server = WorkerServer(
+        WorkerConfig(engine=settings),
+        secret,
+        engine=FaultyEngine(settings, IDENTITY, INSTANT, faults),
+        text=byte_text(),
+        make_watchers=partial(FaultyWatchers, faults),
+    )
+    async with running_worker(server, secret) as running:
+        yield running
+
+
+def request(prompt: list[int] = PROMPT, max_tokens: int = 6) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        tokens=pb.TokenPrompt(ids=pack(prompt)), sampling=pb.Sampling(max_tokens=max_tokens)
+    )
+
+
+async def test_it_answers_what_is_known_beforehand_and_finds_it_again(worker: Worker) -> None:
+    namespace = Namespace(b"n" * 16)
+    for number, cached in enumerate((0, 199)):
+        ticket = worker.ticket(namespace=namespace, request_id=f"request-{number}")
+        answer = await worker.generate(request(), ticket)
+        assert answer.token_ids == expected_answer(namespace, PROMPT, 6, IDENTITY.vocab_size)
+        assert answer.started.cached_tokens.device == cached
+
+
+async def test_it_tells_of_its_cache_and_its_rates(worker: Worker) -> None:
+    await worker.generate(request())
+    follower = Follower(worker)
+    await follower.until(lambda: follower.report is not None and follower.report.device_pool.total_pages)
+    assert follower.report is not None
+    assert follower.report.summary.states[0].count == 200 // 64
+    follower.close()
+
+
+async def test_it_lies_about_cached_tokens_while_it_is_told_to(worker: Worker, faults_path: Path) -> None:
+    told = []
+    for amount in (0, 50, -150, 0):
+        switch(faults_path, {"kind": "wrong_cached", "amount": amount})
+        told.append((await worker.generate(request())).started.cached_tokens.device)
+    assert told == [0, 200, 49, 199]
+
+
+async def test_its_sums_are_wrong_while_it_is_told_to_lie(worker: Worker, faults_path: Path) -> None:
+    await worker.generate(request())
+    switch(faults_path, {"kind": "wrong_sums"})
+    liar = Follower(worker)
+    with pytest.raises(AssertionError):
+        await liar.next_report()
+    liar.close()
+    switch(faults_path)
+    honest = Follower(worker)
+    await honest.next_report()
+    honest.close()
+
+
+async def test_it_is_silent_while_it_is_told_to_be_and_goes_on_where_it_was(
+    worker: Worker, faults_path: Path
+) -> None:
+    follower = Follower(worker)
+    await follower.next_report()
+    switch(faults_path, {"kind": "silence"})
+    await worker.generate(request())
+    hearing = asyncio.create_task(follower.until(lambda: follower.view.blocks(Tier.DEVICE)))
+    # Requests are served all the while, and nothing is heard of their blocks.
+    for number in range(5):
+        await worker.generate(request([number, *PROMPT]))
+    assert not hearing.done()
+    switch(faults_path)
+    await asyncio.wait_for(hearing, 30)
+    follower.close()
+
+
+async def ask(program: Program, message: pb.GenerateRequest) -> Any:
+    async with open_channel(program.address) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub
+        call = stub(channel).Generate(message, timeout=60, wait_for_ready=True)
+        return answer_of([message async for message in call])
+
+
+@pytest.mark.slow
+async def test_real_router_takes_it_in_as_a_worker_of_the_real_model(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    """As programs, both: text in, an answer through the router, and a crash when told, which the router sees."""
+    faults, model = tmp_path / "faults.json", ("--model", str(tiny_model_folder))
+    async with running_program(
+        tmp_path, "prefixmesh.sim.fake_worker", *model, "--faults", str(faults), name="worker"
+    ) as worker:
+        to_it = ("--worker", worker.address)
+        async with running_program(tmp_path, "prefixmesh.router", *model, *to_it, name="router") as router:
+            await eventually(partial(is_ready, router), 60)
+            prompt = pb.GenerateRequest(
+                text="Once upon a time " * 40, sampling=pb.Sampling(max_tokens=12, ignore_eos=True)
+            )
+            first, second = await ask(router, prompt), await ask(router, prompt)
+            assert len(first.token_ids) == 12
+            assert second.token_ids == first.token_ids
+            assert second.started.cached_tokens.device > first.started.cached_tokens.device == 0
+            switch(faults, {"kind": "crash"})
+            assert await worker.exit_code() == EXIT_CRASHED
+            await eventually(partial(is_lost, router), 60)
+
+
+async def listed(router: Program) -> Any:
+    async with open_channel(router.address) as channel:
+        stub: Any = router_pb2_grpc.RouterStub
+        answer = await stub(channel).ListWorkers(router_pb2.ListWorkersRequest(), timeout=30)
+        (one,) = answer.workers
+        return one
+
+
+async def is_ready(router: Program) -> bool:
+    return bool((await listed(router)).ready)
+
+
+async def is_lost(router: Program) -> bool:
+    return not (await listed(router)).ready
