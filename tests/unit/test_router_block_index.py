@@ -1,8 +1,12 @@
 """The router's index: its bound, its order of leaving, and what a closed slot leaves behind."""
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from prefixmesh.cache.tier import Tier
 from prefixmesh.ids import Fingerprint
-from prefixmesh.router.block_index import BlockIndex, Fall, Matches
+from prefixmesh.router.block_index import STRETCH, BlockIndex, Fall, Matches
 from prefixmesh.router.holder_sets import NOBODY, HolderSets
 
 
@@ -158,3 +162,47 @@ def test_freed_numbers_of_sets_come_back_and_mean_what_they_are_given_for() -> N
     assert len(sets) == 0
     assert len(sets.device) < 3000
     sets.check_invariants()
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(
+    blocks=st.integers(0, 5 * STRETCH),
+    device=st.lists(st.integers(0, 5 * STRETCH), min_size=1, max_size=5),
+    behind=st.lists(st.integers(0, 2 * STRETCH), min_size=5, max_size=5),
+    expected=st.lists(st.integers(0, 5 * STRETCH), min_size=5, max_size=5),
+)
+def test_a_walk_in_stretches_finds_what_looking_up_every_block_would(
+    blocks: int, device: list[int], behind: list[int], expected: list[int]
+) -> None:
+    """Workers that hold so many leading blocks on the device, so many more on the host, and are to hold so many soon."""
+    index = BlockIndex(max_blocks=1000)
+    chain, masks = names(0, 7 * STRETCH), {}
+    on_device, in_all = {}, {}
+    for held, further, soon in zip(device, behind, expected, strict=False):
+        slot = index.open_slot()
+        index.stored(slot, Tier.DEVICE, chain[:held])
+        index.stored(slot, Tier.HOST, chain[: held + further])
+        for name in chain[:soon]:
+            masks[name] = masks.get(name, 0) | 1 << slot
+        on_device[slot] = min(blocks, max(held, soon))
+        in_all[slot] = min(blocks, max(held + further, soon))
+    found = index.find_matches(chain[:blocks], masks)
+    assert by_slot(found.device) == {slot: count for slot, count in on_device.items() if count}
+    assert by_slot(found.total) == {slot: count for slot, count in in_all.items() if count}
+
+
+@pytest.mark.parametrize("gone", range(1, STRETCH - 1))
+def test_what_went_from_the_middle_for_want_of_room_is_still_known_from_what_is_behind_it(gone: int) -> None:
+    """Its holders hold the block behind it, and no cache holds that without it."""
+    index = BlockIndex(max_blocks=1000)
+    slot = index.open_slot()
+    chain = names(0, 2 * STRETCH)
+    index.stored(slot, Tier.DEVICE, chain)
+    index.removed(slot, Tier.DEVICE, [chain[STRETCH + gone - 1]])
+    assert index.find_matches(chain).device == [Fall(1 << slot, 2 * STRETCH)]
+
+
+def by_slot(falls: list[Fall]) -> dict[int, int]:
+    """Blocks by slot."""
+    slots = [(slot, fall) for fall in falls for slot in range(fall.slots.bit_length())]
+    return {slot: fall.blocks for slot, fall in slots if fall.slots >> slot & 1}
