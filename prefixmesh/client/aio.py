@@ -18,6 +18,7 @@ from prefixmesh.client.answer import Answer, Started, TextDelta
 from prefixmesh.client.answer_builder import AnswerBuilder
 from prefixmesh.client.calls import GenerateOptions, ServedModel
 from prefixmesh.client.checks import PromptLike
+from prefixmesh.client.direct_aio import AsyncDirectCall, AsyncWorkers
 from prefixmesh.client.fork import ContinuationLike, plan_forks
 from prefixmesh.client.target import Target, TimeLeft, make_target
 from prefixmesh.errors import CancelledError, InvalidRequestError
@@ -39,9 +40,11 @@ class AsyncClient:
         api_key: str | None = None,
         tenant: str | None = None,
         timeout_s: float | None = None,
+        direct: bool = False,
     ) -> None:
         """Take a target as ``Client`` does; connects on first use, to the event loop that runs then."""
         self._target = make_target(address, api_key, tenant, timeout_s)
+        self._workers = AsyncWorkers(self._target) if direct else None
         self._channel: grpc.aio.Channel | None = None
         self._is_closed = False
 
@@ -67,6 +70,8 @@ class AsyncClient:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
+        if self._workers is not None:
+            await self._workers.close()
 
     async def generate(
         self, prompt: PromptLike, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
@@ -81,10 +86,15 @@ class AsyncClient:
         """The answer to ``prompt`` as it comes. Use it in an ``async with``: leaving early cancels the computation."""
         request = calls.build_generate(prompt, **options)
         deadline_s = self._target.timeout_s(timeout_s)
-        stub = self._stub()
-        sent_at_s = time.monotonic()
-        call = stub.Generate(request, timeout=deadline_s, metadata=self._target.metadata)
-        return AsyncStream(call, self._target, calls.begin_answer(request, sent_at_s))
+        channel = self._open_channel()
+        builder = calls.begin_answer(request, time.monotonic())
+        call: Any
+        if self._workers is None:
+            call = _make_stub(channel).Generate(request, timeout=deadline_s, metadata=self._target.metadata)
+        else:
+            time_left = TimeLeft(deadline_s, time.monotonic)
+            call = AsyncDirectCall(self._workers, channel, request, time_left, builder)
+        return AsyncStream(call, self._target, builder)
 
     async def fork(
         self,
@@ -132,12 +142,15 @@ class AsyncClient:
             raise _cancellation(error) from error
 
     def _stub(self) -> Any:
-        """The stub on this client's channel, which is opened at the first call: only then an event loop surely runs."""
+        return _make_stub(self._open_channel())
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        """This client's channel, which is opened at the first call: only then an event loop surely runs."""
         if self._is_closed:
             raise InvalidRequestError("client", "is closed")
         if self._channel is None:
             self._channel = open_channel(self._target.address)
-        return _make_stub(self._channel)
+        return self._channel
 
 
 class AsyncStream:

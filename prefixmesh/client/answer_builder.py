@@ -68,6 +68,17 @@ class AnswerBuilder:
                 pass  # an event newer than this client
         return None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything of the answer has come: a token, or an end."""
+        return self.answer is not None or any(branch.has_begun for branch in self._branches)
+
+    def begin_again(self) -> None:
+        """Forget who began with an answer of which nothing has come: another attempt is made. Raises InternalError when some has."""
+        if self.has_begun:
+            raise InternalError("an answer that has begun cannot begin again")
+        self.started = None
+
     def end(self) -> Answer:
         """The answer, once the stream has ended well; raises InternalError when it ended too early."""
         if self.answer is None:
@@ -135,6 +146,10 @@ class _BranchBuilder:
         self._logprobs: list[TokenLogprobs] = []
         self._reason: FinishReason | None = None
         self.token_ids: list[int] = []
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.token_ids or self._texts or self._reason)
 
     def extend(self, event: pb.Delta) -> TextDelta:
         if self._reason is not None:

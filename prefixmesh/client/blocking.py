@@ -17,6 +17,7 @@ from prefixmesh.client.answer import Answer, Started, TextDelta
 from prefixmesh.client.answer_builder import AnswerBuilder
 from prefixmesh.client.calls import GenerateOptions, ServedModel
 from prefixmesh.client.checks import PromptLike
+from prefixmesh.client.direct_blocking import DirectCall, Workers
 from prefixmesh.client.fork import ContinuationLike, plan_forks
 from prefixmesh.client.target import Target, TimeLeft, make_target
 from prefixmesh.errors import InvalidRequestError
@@ -42,13 +43,17 @@ class Client:
         api_key: str | None = None,
         tenant: str | None = None,
         timeout_s: float | None = None,
+        direct: bool = False,
     ) -> None:
         """Take a target; connects on first use.
 
         ``address`` is ``host:port``, by default the router of the fleet that ``prefixmesh up`` remembers. ``tenant`` is believed
         only by servers without API keys. ``timeout_s`` bounds each call that names no timeout of its own; None is no bound.
+        ``direct`` asks the router only where a request goes and streams from that worker itself, so that tokens do not cross the router;
+        a worker that cannot be reached from here is reached through the router by itself.
         """
         self._target = make_target(address, api_key, tenant, timeout_s)
+        self._workers = Workers(self._target) if direct else None
         self._channel = open_sync_channel(self._target.address)
         self._stub = _make_stub(self._channel)
         self._is_closed = False
@@ -73,6 +78,8 @@ class Client:
         """Close the connection; streams still open are cancelled. May be called twice."""
         self._is_closed = True
         self._channel.close()
+        if self._workers is not None:
+            self._workers.close()
 
     def generate(
         self, prompt: PromptLike, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
@@ -88,9 +95,14 @@ class Client:
         request = calls.build_generate(prompt, **options)
         deadline_s = self._target.timeout_s(timeout_s)
         self._check_open()
-        sent_at_s = time.monotonic()
-        call = self._stub.Generate(request, timeout=deadline_s, metadata=self._target.metadata)
-        return Stream(call, self._target, calls.begin_answer(request, sent_at_s))
+        builder = calls.begin_answer(request, time.monotonic())
+        call: Any
+        if self._workers is None:
+            call = self._stub.Generate(request, timeout=deadline_s, metadata=self._target.metadata)
+        else:
+            time_left = TimeLeft(deadline_s, time.monotonic)
+            call = DirectCall(self._workers, self._channel, request, time_left, builder)
+        return Stream(call, self._target, builder)
 
     def fork(
         self,

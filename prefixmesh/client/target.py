@@ -17,6 +17,8 @@ MAX_TIMEOUT_S: Final = 365 * 24 * 3600.0
 """A longer deadline is a mistake in units, and gRPC's clock overflows at some 292 years."""
 
 _STATUS_DETAILS: Final = "grpc-status-details-bin"
+_NOT_REACHED: Final = ("failed to connect", "DNS resolution failed")
+"""How gRPC's own words begin where no connection came about, so that nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +40,29 @@ class Target:
         """What a failed call means, as an error of our tree."""
         error = status.from_rpc_error(failure)
         call: Any = failure
-        sent_by_server = any(key == _STATUS_DETAILS for key, _ in call.trailing_metadata() or ())
+        sent_by_server = _is_sent_by_server(call)
         if isinstance(error, DeadlineError) and not sent_by_server:
             return DeadlineError(f"{self.address} did not answer in full within the timeout")
         if not isinstance(error, UnavailableError) or sent_by_server:
             return error
         details = str(error)
-        if details.startswith(("failed to connect", "DNS resolution failed")):
+        if details.startswith(_NOT_REACHED):
             return UnavailableError(
                 f"nobody answers at {self.address} ({_cause(details)}); start a fleet with: prefixmesh up"
             )
         return UnavailableError(f"the connection to {self.address} broke: {details}")
+
+
+def is_unreached(failure: grpc.RpcError) -> bool:
+    """Whether a call to a worker never came there: no connection came about, or somebody else answers at the address."""
+    call: Any = failure
+    if call.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return not _is_sent_by_server(call)
+    return call.code() is grpc.StatusCode.UNAVAILABLE and (call.details() or "").startswith(_NOT_REACHED)
+
+
+def _is_sent_by_server(call: Any) -> bool:
+    return any(key == _STATUS_DETAILS for key, _ in call.trailing_metadata() or ())
 
 
 class TimeLeft:

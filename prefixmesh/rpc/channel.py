@@ -4,10 +4,12 @@ Client keepalive must not be more eager than what servers permit, and a message 
 module of its own makes a disagreement impossible.
 """
 
-from typing import Final
+from typing import Final, TypeAlias
 
 import grpc
 import grpc.aio
+
+ChannelOptions: TypeAlias = tuple[tuple[str, int], ...]
 
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
 """Largest message any hop carries. A 16M-token packed prompt fits; a larger one is refused by gRPC before it is parsed."""
@@ -30,6 +32,9 @@ FIRST_RECONNECT_MS: Final = 100
 LONGEST_RECONNECT_MS: Final = 1_000
 """gRPC's own pause between attempts to connect grows to two minutes; a server that comes back must be noticed within seconds."""
 
+CONNECT_TIMEOUT_MS: Final = 2_000
+"""How long a caller that has another way waits for a connection to a worker; gRPC's own 20 s would be a request's whole patience."""
+
 _COMMON: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -46,6 +51,12 @@ CLIENT_OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", FIRST_RECONNECT_MS),
     ("grpc.max_reconnect_backoff_ms", LONGEST_RECONNECT_MS),
 )
+WORKER_OPTIONS: Final = (
+    *CLIENT_OPTIONS,
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),  # which is how long an attempt to connect may take
+)
+"""Of a caller outside the fleet that streams from workers itself."""
+
 SERVER_OPTIONS: Final = (
     *_COMMON,
     ("grpc.keepalive_permit_without_calls", 1),
@@ -56,14 +67,14 @@ SERVER_OPTIONS: Final = (
 )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
+def open_channel(address: str, options: ChannelOptions = CLIENT_OPTIONS) -> grpc.aio.Channel:
     """An asyncio channel to ``host:port`` with this fleet's settings; connects on first use."""
-    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+    return grpc.aio.insecure_channel(address, options=options)
 
 
-def open_sync_channel(address: str) -> grpc.Channel:
+def open_sync_channel(address: str, options: ChannelOptions = CLIENT_OPTIONS) -> grpc.Channel:
     """A blocking channel to ``host:port`` with this fleet's settings; connects on first use."""
-    return grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+    return grpc.insecure_channel(address, options=options)
 
 
 def join_address(host: str, port: int) -> str:

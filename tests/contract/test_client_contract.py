@@ -1,13 +1,14 @@
-"""One behaviour for both clients: every test runs with ``Client`` and with ``AsyncClient`` against a fake server."""
+"""One behaviour for both clients and both data paths: every test runs with ``Client`` and with ``AsyncClient``, through the proxy and
+directly, against a fake server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
 from prefixmesh import errors
-from prefixmesh.client import Answer, AsyncClient, Client, ServedModel, Started, TextDelta
+from prefixmesh.client import AsyncClient, Client, ServedModel, TextDelta
 from prefixmesh.errors import (
     CancelledError,
     DeadlineError,
@@ -16,6 +17,8 @@ from prefixmesh.errors import (
     OverloadedError,
     UnavailableError,
 )
+from prefixmesh.ticket import TICKET_METADATA
+from tests.support.any_client import AnyClient, AwaitedClient, BlockingClient
 from tests.support.fake_inference import (
     CONTEXT_LENGTH,
     MODEL,
@@ -28,139 +31,6 @@ from tests.support.fake_inference import (
 CHAT = [{"role": "user", "content": "hi"}]
 
 
-class AnyStream(Protocol):
-    """A stream of either client, awaited."""
-
-    async def next(self) -> TextDelta: ...
-    async def collect(self) -> Answer: ...
-    async def leave(self) -> None: ...
-    def cancel(self) -> None: ...
-    @property
-    def started(self) -> Started | None: ...
-    @property
-    def answer(self) -> Answer: ...
-
-
-class AnyClient(Protocol):
-    """Either client, awaited."""
-
-    async def generate(self, prompt: Any, **options: Any) -> Answer: ...
-    async def stream(self, prompt: Any, **options: Any) -> AnyStream: ...
-    async def fork(self, context: Any, continuations: Any, **options: Any) -> list[Answer]: ...
-    async def abort(self, request_id: str) -> None: ...
-    async def tokenize(self, prompt: Any, **options: Any) -> tuple[int, ...]: ...
-    async def list_models(self, **options: Any) -> tuple[ServedModel, ...]: ...
-    async def close(self) -> None: ...
-
-
-class BlockingStream:
-    """Puts each blocking step in a thread, since the fake server lives on this event loop."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    async def next(self) -> TextDelta:
-        delta: TextDelta | None = await asyncio.to_thread(next, self._stream, None)
-        if delta is None:
-            raise StopAsyncIteration
-        return delta
-
-    async def collect(self) -> Answer:
-        answer: Answer = await asyncio.to_thread(self._stream.collect)
-        return answer
-
-    async def leave(self) -> None:
-        await asyncio.to_thread(self._stream.__exit__, None, None, None)
-
-    def cancel(self) -> None:
-        self._stream.cancel()
-
-    @property
-    def started(self) -> Started | None:
-        started: Started | None = self._stream.started
-        return started
-
-    @property
-    def answer(self) -> Answer:
-        answer: Answer = self._stream.answer
-        return answer
-
-
-class BlockingClient:
-    """``Client`` with each call in a thread."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        self._client = Client(*args, **settings)
-
-    async def generate(self, prompt: Any, **options: Any) -> Answer:
-        return await asyncio.to_thread(self._client.generate, prompt, **options)
-
-    async def stream(self, prompt: Any, **options: Any) -> AnyStream:
-        return BlockingStream(await asyncio.to_thread(self._client.stream, prompt, **options))
-
-    async def fork(self, context: Any, continuations: Any, **options: Any) -> list[Answer]:
-        return await asyncio.to_thread(self._client.fork, context, continuations, **options)
-
-    async def abort(self, request_id: str) -> None:
-        await asyncio.to_thread(self._client.abort, request_id)
-
-    async def tokenize(self, prompt: Any, **options: Any) -> tuple[int, ...]:
-        return await asyncio.to_thread(self._client.tokenize, prompt, **options)
-
-    async def list_models(self, **options: Any) -> tuple[ServedModel, ...]:
-        return await asyncio.to_thread(self._client.list_models, **options)
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self._client.close)
-
-
-class AwaitedStream:
-    """``AsyncStream`` in the words of these tests."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    async def next(self) -> TextDelta:
-        delta: TextDelta = await anext(self._stream)
-        return delta
-
-    async def collect(self) -> Answer:
-        answer: Answer = await self._stream.collect()
-        return answer
-
-    async def leave(self) -> None:
-        await self._stream.__aexit__(None, None, None)
-
-    def cancel(self) -> None:
-        self._stream.cancel()
-
-    @property
-    def started(self) -> Started | None:
-        started: Started | None = self._stream.started
-        return started
-
-    @property
-    def answer(self) -> Answer:
-        answer: Answer = self._stream.answer
-        return answer
-
-
-class AwaitedClient:
-    """``AsyncClient`` in the words of these tests."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        self._client = AsyncClient(*args, **settings)
-        self.generate = self._client.generate
-        self.fork = self._client.fork
-        self.abort = self._client.abort
-        self.tokenize = self._client.tokenize
-        self.list_models = self._client.list_models
-        self.close = self._client.close
-
-    async def stream(self, prompt: Any, **options: Any) -> AnyStream:
-        return AwaitedStream(self._client.stream(prompt, **options))
-
-
 MakeClient = Callable[..., AnyClient]
 
 
@@ -170,12 +40,18 @@ async def fake() -> AsyncIterator[FakeInference]:
         yield server
 
 
+@pytest.fixture(params=[False, True], ids=["proxy", "direct"])
+def is_direct(request: pytest.FixtureRequest) -> bool:
+    direct: bool = request.param
+    return direct
+
+
 @pytest.fixture(params=[BlockingClient, AwaitedClient], ids=["Client", "AsyncClient"])
-async def make_client(request: pytest.FixtureRequest) -> AsyncIterator[MakeClient]:
+async def make_client(request: pytest.FixtureRequest, is_direct: bool) -> AsyncIterator[MakeClient]:
     made: list[AnyClient] = []
 
     def make(*args: Any, **settings: Any) -> AnyClient:
-        made.append(request.param(*args, **settings))
+        made.append(request.param(*args, direct=is_direct, **settings))
         return made[-1]
 
     yield make
@@ -406,8 +282,12 @@ async def test_credentials_travel_as_metadata(make_client: MakeClient, fake: Fak
     client = make_client(fake.address, api_key="pm-key", tenant="acme")
     await client.generate("hello")
     await client.list_models()
-    assert len(fake.metadata) == 2
-    for metadata in fake.metadata:
+    # A worker is shown the ticket, and nothing that would be of use elsewhere.
+    by_ticket = [metadata for metadata in fake.metadata if TICKET_METADATA in metadata]
+    assert not any({"authorization", "x-prefixmesh-tenant"} & set(metadata) for metadata in by_ticket)
+    others = [metadata for metadata in fake.metadata if metadata not in by_ticket]
+    assert len(others) == 2
+    for metadata in others:
         assert metadata["authorization"] == "Bearer pm-key"
         assert metadata["x-prefixmesh-tenant"] == "acme"
 

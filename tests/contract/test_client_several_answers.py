@@ -7,13 +7,8 @@ import pytest
 
 from prefixmesh.errors import CancelledError, DeadlineError, InvalidRequestError, OverloadedError
 from prefixmesh.proto.v1 import inference_pb2 as pb
-from tests.contract.test_client_contract import (
-    AnyClient,
-    AwaitedClient,
-    BlockingClient,
-    MakeClient,
-    within,
-)
+from tests.contract.test_client_contract import MakeClient, within
+from tests.support.any_client import AnyClient, AwaitedClient, BlockingClient
 from tests.support.fake_inference import FakeInference
 from tests.support.servers import eventually
 
@@ -26,10 +21,18 @@ async def fake() -> AsyncIterator[FakeInference]:
         yield server
 
 
+@pytest.fixture(params=[False, True], ids=["proxy", "direct"])
+def is_direct(request: pytest.FixtureRequest) -> bool:
+    direct: bool = request.param
+    return direct
+
+
 @pytest.fixture(params=[BlockingClient, AwaitedClient], ids=["Client", "AsyncClient"])
-async def client(request: pytest.FixtureRequest, fake: FakeInference) -> AsyncIterator[AnyClient]:
+async def client(
+    request: pytest.FixtureRequest, fake: FakeInference, is_direct: bool
+) -> AsyncIterator[AnyClient]:
     make: MakeClient = request.param
-    made = make(fake.address)
+    made = make(fake.address, direct=is_direct)
     yield made
     await made.close()
 
@@ -104,7 +107,7 @@ async def test_forks_run_at_the_same_time_and_closing_the_client_ends_them(
 async def test_a_timeout_bounds_all_forks_together(client: AnyClient, fake: FakeInference) -> None:
     fake.hold_after = 1
     with pytest.raises(DeadlineError):
-        await within(client.fork("a", ["b", "c"], timeout_s=0.2))
+        await within(client.fork("a", ["b", "c"], timeout_s=0.4))
     await within(fake.cancelled.wait())
 
 

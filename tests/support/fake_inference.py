@@ -1,5 +1,7 @@
 """An Inference server without a model, for tests of callers: it answers what it is told and remembers what it was asked.
 
+It is a router and its only worker at once: ``Route`` names its own address, or those it is told.
+
 Its answer to a prompt is ``words``, one token and one delta each; every branch says them, in turns. Everything else is a knob: hold still after some deltas, fail,
 end too early, send odd pieces.
 """
@@ -15,10 +17,12 @@ from typing import Self
 import grpc.aio
 
 from prefixmesh import tokens
-from prefixmesh.errors import PrefixmeshError
+from prefixmesh.errors import PrefixmeshError, UnavailableError
 from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.proto.v1 import router_pb2
 from prefixmesh.rpc.server import add_service, make_server
 from prefixmesh.rpc.status import AnyContext
+from prefixmesh.ticket import TICKET_METADATA
 
 MODEL = "fake"
 CONTEXT_LENGTH = 4096
@@ -42,12 +46,35 @@ class FakeInference:
     """Raised in place of ``Finished``, or at once by the unary calls."""
 
     error_for: Callable[[pb.GenerateRequest], PrefixmeshError | None] = lambda request: None
-    """What one request is refused with at once."""
+    """What one request, as its caller asked, is refused with at once."""
 
     events: tuple[pb.GenerateResponse, ...] | None = None
     """Sent in place of the usual answer."""
 
+    serves_route: bool = True
+    """Whether it knows ``Route``; routers of earlier versions and workers do not. Before it starts."""
+
+    routes: tuple[str, ...] = ()
+    """Addresses that ``Route`` gives, the first that is not excluded; its own when empty."""
+
+    route_error: PrefixmeshError | None = None
+    """What every ``Route`` ends in."""
+
     requests: list[pb.GenerateRequest] = field(default_factory=list)
+    """As callers asked, by ``Generate`` or ``Route``."""
+
+    ticketed: list[pb.GenerateRequest] = field(default_factory=list)
+    """What came to ``Generate`` with a ticket."""
+
+    questions: list[router_pb2.RouteRequest] = field(default_factory=list)
+    """What came to ``Route``."""
+
+    routing: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a ``Route`` has come in."""
+
+    hold_route: bool = False
+    """``Route`` stands still until it is cancelled."""
+
     aborted: list[str] = field(default_factory=list)
     metadata: list[dict[str, str | bytes]] = field(default_factory=list)
     holding: asyncio.Event = field(default_factory=asyncio.Event)
@@ -57,10 +84,13 @@ class FakeInference:
     """Set when a call was cancelled by the other side."""
 
     address: str = ""
+    _routed: dict[object, pb.GenerateRequest] = field(default_factory=dict)
 
     async def __aenter__(self) -> Self:
         self._server: grpc.aio.Server = make_server()
         add_service(self._server, pb.DESCRIPTOR.services_by_name["Inference"], self)
+        if self.serves_route:
+            add_service(self._server, router_pb2.DESCRIPTOR.services_by_name["Router"], self)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
         return self
@@ -77,9 +107,10 @@ class FakeInference:
     async def Generate(
         self, request: pb.GenerateRequest, context: AnyContext
     ) -> AsyncIterator[pb.GenerateResponse]:
-        self.requests.append(request)
+        ticket = dict(context.invocation_metadata() or ()).get(TICKET_METADATA)
+        (self.requests if ticket is None else self.ticketed).append(request)
         self._remember(context)
-        refusal = self.error_for(request)
+        refusal = self.error_for(self._routed.get(ticket, request))
         if refusal is not None:
             raise refusal
         try:
@@ -88,6 +119,34 @@ class FakeInference:
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
+
+    async def Route(self, question: router_pb2.RouteRequest, context: AnyContext) -> router_pb2.RouteResponse:
+        self.requests.append(question.request)
+        self.questions.append(question)
+        self._remember(context)
+        self.routing.set()
+        if self.hold_route:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled.set()
+        if self.route_error is not None:
+            raise self.route_error
+        left = [one for one in self.routes or (self.address,) if one not in question.exclude]
+        if not left:
+            raise UnavailableError("no worker is ready")
+        number = len(self.questions)
+        ticket = b"ticket %d" % number
+        self._routed[ticket] = question.request
+        return router_pb2.RouteResponse(
+            address=left[0],
+            ticket=ticket,
+            prompt_ids=b"" if question.request.HasField("tokens") else tokens.pack([1, 2, 3]),
+            routing=pb.Routing(policy="cost", predicted_cached_tokens=1088, predicted_first_token_ms=80.0),
+            request_id=f"request-{number}",
+            model="routed-model",
+            retokenized_tokens=5,
+        )
 
     async def Abort(self, request: pb.AbortRequest, context: AnyContext) -> pb.AbortResponse:
         self._remember(context)
