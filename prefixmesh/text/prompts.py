@@ -17,9 +17,10 @@ from prefixmesh.requests import ChatMessage, ChatPrompt, Prompt, TextPrompt, Tok
 from prefixmesh.text.answer_memory import AnswerMemory, HistoryDigest, answer_key
 from prefixmesh.text.chat_spans import RenderedChat, render_chat
 from prefixmesh.text.chat_template import ChatTemplate
+from prefixmesh.text.piece_encoder import PIECE_MEMORY_BYTES, PieceEncoder
 from prefixmesh.text.span_encoder import SpanEncoder
 from prefixmesh.text.tokenizer import Tokenizer
-from prefixmesh.tokens import TOKEN_BYTES, pack, unpack
+from prefixmesh.tokens import TOKEN_BYTES, count, pack, unpack
 
 PROBE_BYTES_PER_TOKEN: Final = 8
 """Text with more bytes than this for each token of context is probed before it is tokenised whole. Ordinary text has 1 to 5, so
@@ -59,6 +60,7 @@ class PromptBuilder:
         *,
         context_length: int,
         vocab_size: int | None = None,
+        piece_memory_bytes: int = PIECE_MEMORY_BYTES,
     ) -> None:
         """``context_length`` is the most tokens of prompt and answer together; ``answers`` None remembers nothing.
 
@@ -69,6 +71,7 @@ class PromptBuilder:
         self._template = template
         self._answers = answers
         self._answers_lock = threading.Lock()
+        self._pieces = PieceEncoder(tokenizer, piece_memory_bytes)
         self._context_length = context_length
         self._vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
 
@@ -79,7 +82,7 @@ class PromptBuilder:
         """
         match prompt:
             case TextPrompt(text=text):
-                return self._text(text)
+                return self._text(text, namespace)
             case ChatPrompt(messages=messages):
                 return self._chat(messages, namespace)
             case TokenPrompt(packed=packed):
@@ -95,20 +98,28 @@ class PromptBuilder:
         with self._answers_lock:
             self._answers.remember(answer_key(namespace, built.history, answer_text), packed)
 
-    def _text(self, text: str) -> BuiltPrompt:
+    def _text(self, text: str, namespace: Namespace) -> BuiltPrompt:
         self._refuse_too_long("text", [text], allow_special=True)
-        ids = self._tokenizer.encode(text, allow_special=True, add_bos=True)
-        if not ids and self._tokenizer.bos_token_id is not None:
-            ids = [self._tokenizer.bos_token_id]
-        return self._checked("text", ids)
+        bos = self._tokenizer.bos_token_id
+        if self._tokenizer.cuts_at_specials:
+            encoder = SpanEncoder(self._tokenizer, self._pieces, namespace)
+            encoder.template(text)
+            packed = encoder.finish()
+        else:
+            packed = pack(self._tokenizer.encode(text, allow_special=True, add_bos=False))
+        if bos is not None and (
+            not packed or (self._tokenizer.adds_bos and packed[:TOKEN_BYTES] != pack([bos]))
+        ):
+            packed = pack([bos]) + packed
+        return self._checked("text", packed)
 
     def _tokens(self, packed: bytes) -> BuiltPrompt:
-        count = len(packed) // TOKEN_BYTES
-        if len(packed) % TOKEN_BYTES or not count:
+        size = count(packed)
+        if len(packed) % TOKEN_BYTES or not size:
             raise InvalidRequestError(
                 "tokens.ids", f"must be packed uint32 and not empty, got {len(packed)} bytes"
             )
-        self._refuse_too_many("tokens.ids", count)
+        self._refuse_too_many("tokens.ids", size)
         highest = int(unpack(packed).max())
         if highest >= self._vocab_size:
             raise InvalidRequestError("tokens.ids", f"ids must be below {self._vocab_size}, got {highest}")
@@ -126,7 +137,7 @@ class PromptBuilder:
     def _chat_by_spans(
         self, rendered: RenderedChat, messages: Sequence[ChatMessage], namespace: Namespace
     ) -> BuiltPrompt:
-        encoder, history = SpanEncoder(self._tokenizer), HistoryDigest()
+        encoder, history = SpanEncoder(self._tokenizer, self._pieces, namespace), HistoryDigest()
         retokenized = at = 0
         for span in rendered.spans or ():
             own, content = rendered.text[at : span.start], rendered.text[span.start : span.end]
@@ -137,7 +148,7 @@ class PromptBuilder:
             if messages[span.message].role == "assistant":
                 answer = self._recall(namespace, history.digest(), content)
                 # As if it stood alone: a token that reaches over its border makes no difference to what is told.
-                retokenized += len(self._tokenizer.encode_plain(content)) if answer is None else 0
+                retokenized += count(self._pieces.encode(namespace, content)) if answer is None else 0
             if answer is None:
                 encoder.content(content)
             else:
@@ -157,14 +168,13 @@ class PromptBuilder:
         answers = (message.content for message in messages if message.role == "assistant")
         retokenized = sum(len(self._tokenizer.encode_plain(answer)) for answer in answers)
         ids = self._tokenizer.encode(text, allow_special=True, add_bos=False)
-        return self._checked(CHAT_FIELD, ids, retokenized)
+        return self._checked(CHAT_FIELD, pack(ids), retokenized)
 
-    def _recall(self, namespace: Namespace, history: bytes, content: str) -> list[int] | None:
+    def _recall(self, namespace: Namespace, history: bytes, content: str) -> bytes | None:
         if self._answers is None:
             return None
         with self._answers_lock:
-            packed = self._answers.recall(answer_key(namespace, history, content))
-        return None if packed is None else unpack(packed).tolist()
+            return self._answers.recall(answer_key(namespace, history, content))
 
     def _ids_for_text(self, text: str, ids: Sequence[int]) -> Sequence[int]:
         """Ids whose text is the answer's. A stop string cuts the text inside a token: keep those before it, tokenise the rest."""
@@ -187,17 +197,17 @@ class PromptBuilder:
         return kept + self._tokenizer.encode_plain(wanted[at:].decode(), continuing=True)
 
     def _checked(
-        self, field: str, ids: list[int], retokenized: int = 0, history: bytes | None = None
+        self, field: str, packed: bytes, retokenized: int = 0, history: bytes | None = None
     ) -> BuiltPrompt:
-        if not ids:
+        if not packed:
             raise InvalidRequestError(field, "the prompt has no tokens")
-        self._refuse_too_many(field, len(ids))
-        return BuiltPrompt(tokens=pack(ids), retokenized_tokens=retokenized, history=history)
+        self._refuse_too_many(field, count(packed))
+        return BuiltPrompt(tokens=packed, retokenized_tokens=retokenized, history=history)
 
-    def _refuse_too_many(self, field: str, count: int) -> None:
-        if count > self._context_length:
+    def _refuse_too_many(self, field: str, size: int) -> None:
+        if size > self._context_length:
             raise InvalidRequestError(
-                field, f"the prompt has {count} tokens, the model's context at most {self._context_length}"
+                field, f"the prompt has {size} tokens, the model's context at most {self._context_length}"
             )
 
     def _refuse_too_long(self, field: str, texts: Sequence[str], *, allow_special: bool) -> None:

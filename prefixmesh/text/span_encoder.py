@@ -10,10 +10,12 @@ begin or end a piece (merges may cross its borders); only special tokens and rem
     special      one piece    special   pc  special     one piece     as remembered       special
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
+from prefixmesh.ids import Namespace
+from prefixmesh.text.piece_encoder import PieceEncoder
 from prefixmesh.text.tokenizer import Tokenizer
+from prefixmesh.tokens import pack
 
 _Before = Literal["nothing", "special", "answer"]
 
@@ -21,10 +23,12 @@ _Before = Literal["nothing", "special", "answer"]
 class SpanEncoder:
     """Takes the parts of one conversation in order; ``finish`` gives its tokens."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, pieces: PieceEncoder, namespace: Namespace) -> None:
         self._tokenizer = tokenizer
+        self._pieces = pieces
+        self._namespace = namespace
         self._ids_of_special = {token.content: ids for ids, token in tokenizer.special_tokens.items()}
-        self._ids: list[int] = []
+        self._packed: list[bytes] = []
         self._pending: list[str] = []
         self._before: _Before = "nothing"
         self._eats_space = False
@@ -43,21 +47,21 @@ class SpanEncoder:
         """A message's text: plain, whatever it says."""
         self._pending.append(text)
 
-    def answer(self, ids: Sequence[int]) -> None:
+    def answer(self, packed: bytes) -> None:
         """An answer as it was generated. The text before it is tokenised as it was when it ended the prompt."""
         self._flush()
-        self._ids.extend(ids)
+        self._packed.append(packed)
         self._before = "answer"
 
-    def finish(self) -> list[int]:
-        """The tokens of everything."""
+    def finish(self) -> bytes:
+        """The packed tokens of everything."""
         self._flush()
-        return self._ids
+        return b"".join(self._packed)
 
     def _special(self, token_id: int) -> None:
         token = self._tokenizer.special_tokens[token_id]
         self._flush(trim_end=token.lstrip)
-        self._ids.append(token_id)
+        self._packed.append(pack([token_id]))
         self._before = "special"
         self._eats_space = token.rstrip
 
@@ -75,4 +79,4 @@ class SpanEncoder:
         goes_on = self._before == "answer" or (
             self._before == "special" and self._tokenizer.prefix_only_first
         )
-        self._ids += self._tokenizer.encode_plain(text, continuing=goes_on)
+        self._packed.append(self._pieces.encode(self._namespace, text, continuing=goes_on))

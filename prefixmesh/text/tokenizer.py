@@ -72,6 +72,9 @@ class Tokenizer:
         self.special_pattern: re.Pattern[str] | None = _any_of(token.content for token in special.values())
         """Finds special tokens that are written out in a text, the longest at each place; None when there are none."""
 
+        self.cuts_at_specials: bool = all(_cuts_anywhere(token, backend) for token in special.values())
+        """Whether a text means a special token wherever it spells one: then it may be cut there before it is tokenised."""
+
         self.pieces: tuple[bytes, ...] = table.pieces
         """What each token adds to the text, in bytes; empty for special tokens. A character may span several."""
 
@@ -206,6 +209,11 @@ def _max_bytes_per_token(backend: tokenizers.Tokenizer, pieces: Sequence[bytes])
     added = (len(token.content.encode()) for token in backend.get_added_tokens_decoder().values())
     longest = max(map(len, pieces), default=1)
     return shrink * max(longest, *added, 1)
+
+
+def _cuts_anywhere(token: tokenizers.AddedToken, backend: tokenizers.Tokenizer) -> bool:
+    """Whether a token is found by its very characters: not only between words, and not in what a normaliser made of the text."""
+    return not token.single_word and (not token.normalized or backend.normalizer is None)
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:

@@ -5,7 +5,8 @@ import random
 import tracemalloc
 
 from prefixmesh.ids import Namespace
-from prefixmesh.text.answer_memory import ENTRY_OVERHEAD_BYTES, AnswerMemory, HistoryDigest, answer_key
+from prefixmesh.text.answer_memory import AnswerMemory, HistoryDigest, answer_key
+from prefixmesh.text.ids_memory import ENTRY_OVERHEAD_BYTES
 
 NAMESPACE = Namespace(b"n" * 16)
 
@@ -58,7 +59,7 @@ def test_bytes_never_exceed_the_bound_and_are_counted_exactly() -> None:
     kept = [key for key in map(_key, range(40)) if memory.recall(key) is not None]
     assert memory.used_bytes == sum(sizes[key] + ENTRY_OVERHEAD_BYTES for key in kept)
     assert len(memory) == len(kept)
-    assert repr(memory) == f"<AnswerMemory {len(kept)} answers | {memory.used_bytes} of 5000 bytes>"
+    assert repr(memory) == f"<AnswerMemory {len(kept)} entries | {memory.used_bytes} of 5000 bytes>"
 
 
 def test_the_bound_holds_for_real_memory() -> None:
