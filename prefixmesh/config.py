@@ -20,6 +20,10 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 AttentionBackendName = Literal["auto", "torch", "flashinfer"]
 RoutingPolicy = Literal["cost", "round_robin", "least_loaded"]
 
+DEFAULT_SPILL_WEIGHT: Final = 1.85
+"""λ of the router's cost (docs/router.md). From 1.8 to 1.9, 32 simultaneous requests with one new prefix of some 4,000 tokens settle on two
+workers, neither of which gets more than 60 %, whatever the shape of the prefill's curve."""
+
 DEFAULT_MODEL: Final = "smollm2"
 MAX_PAGE_SIZE: Final = 256
 

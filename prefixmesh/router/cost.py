@@ -18,9 +18,19 @@ from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.fleet_columns import ANSWER_TOKENS, Column, FleetColumns, Mask
 from prefixmesh.router.matched_tokens import MatchedTokens
 
+Scalar = Column
+"""An array of no dimension."""
+
 EVICTED_USE: Final = 0.25
 """Share of the KV that a full cache gives up which somebody would have asked for again. Caches give up first what was used longest
 ago, so that it is well below their hit rate; nobody measures it."""
+
+
+_NOTHING: Final = np.array(0.0)
+_UNABLE_MS: Final = np.array(1e200)
+_EVICTED_USE: Final = np.array(EVICTED_USE)
+"""As arrays: numpy takes as long to make one of a number as to add sixty. No worker costs what those do that are not able; not infinite,
+because nothing times infinity is no number."""
 
 
 class Demand(NamedTuple):
@@ -71,7 +81,7 @@ class CandidateTerms(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """The terms of all rows, usable or not. ``load_back`` and ``adapter_load`` are None where nobody has any."""
+    """The terms of all rows; beyond any real cost for those that are not able."""
 
     counted: Column
     """Tokens of the prompt that count as cached."""
@@ -79,73 +89,99 @@ class Costs(NamedTuple):
     wait: Column
     prefill: Column
     load_back: Column | None
+    """None where nobody would load anything back; so with the next."""
+
     adapter_load: Column | None
-    recompute: Column
-    eviction: Column
+    eviction: Column | None
     crowding: Column
-    total: Column
+    spill_weight: float
+    compared: Column
+    """What workers are compared by: the total, but with all of the prefill in the place of what need not have been done. That is more
+    by the same for everybody, and it is what rates that wobble make wobble."""
 
     def of(self, row: int, matches: MatchedTokens, affinity_ms: float) -> CandidateTerms:
-        """One row's."""
-        device = matches.device[row]
+        """The terms of one row that is able."""
+        device, prefill_ms = matches.device.item(row), self.prefill.item(row)
+        least_ms = self.prefill.item(self.prefill.argmin())
         return CandidateTerms(
             row,
             int(device),
-            int(matches.total[row] - device),
-            int(self.counted[row]),
-            float(self.wait[row]),
-            float(self.prefill[row]),
-            0.0 if self.load_back is None else float(self.load_back[row]),
-            0.0 if self.adapter_load is None else float(self.adapter_load[row]),
-            float(self.recompute[row]),
-            float(self.eviction[row]),
-            float(self.crowding[row]),
+            int(matches.total.item(row) - device),
+            int(self.counted.item(row)),
+            self.wait.item(row),
+            prefill_ms,
+            0.0 if self.load_back is None else self.load_back.item(row),
+            0.0 if self.adapter_load is None else self.adapter_load.item(row),
+            prefill_ms - least_ms,
+            0.0 if self.eviction is None else self.eviction.item(row),
+            self.crowding.item(row),
             affinity_ms,
-            float(self.total[row]) - affinity_ms,
+            self.compared.item(row) - self.spill_weight * least_ms - affinity_ms,
         )
 
 
-def weigh(columns: FleetColumns, matches: MatchedTokens, demand: Demand, spill_weight: float) -> Costs:
-    """Every row's cost of a request. O(rows)."""
-    linear, quadratic = columns.prefill_ms_per_token, columns.prefill_ms_per_token2
-    tokens = float(demand.prompt_tokens)
-    counted = _countable(columns, matches.device, tokens)
-    load_back = None
-    if matches.total is not matches.device:
-        counted, load_back = _with_host(columns, counted, _countable(columns, matches.total, tokens))
+def prefill_work_ms(columns: FleetColumns, row: int, prompt_tokens: int, cached_tokens: int) -> float:
+    """Milliseconds that a worker needs for what is not cached of a prompt: what a reservation claims of it."""
+    linear, quadratic = columns.prefill_ms_per_token.item(row), columns.prefill_ms_per_token2.item(row)
+    uncached = max(prompt_tokens - cached_tokens, 0)
+    return float((linear + quadratic * (prompt_tokens + cached_tokens)) * uncached)
+
+
+def decode_work_ms(columns: FleetColumns, row: int, max_tokens: int | None, branches: int) -> float:
+    """Milliseconds that an answer, or each of several, is expected to add to the steps that it shares with others: arithmetic, of which a
+    token that is decoded takes as much as one of a prompt. A caller's limit bounds its length from above."""
+    length = ANSWER_TOKENS if max_tokens is None else min(max_tokens, ANSWER_TOKENS)
+    return float(columns.prefill_ms_per_token.item(row)) * length * branches
+
+
+def weigh(
+    columns: FleetColumns, able: Mask, matches: MatchedTokens, demand: Demand, spill_weight: float
+) -> Costs:
+    """Every able row's cost of a request. O(rows)."""
+    linear, tokens = columns.prefill_ms_per_token, np.array(float(demand.prompt_tokens))
+    answers = np.array(float(ANSWER_TOKENS * demand.branches))
+    needed_at_most = demand.prompt_tokens + ANSWER_TOKENS * demand.branches
+    counted, load_back = _cached(columns, matches, demand.prompt_tokens)
     uncached = tokens - counted
-    prefill = (linear + quadratic * (counted + tokens)) * uncached
-    recompute = prefill - np.min(prefill, where=columns.usable, initial=np.inf)
-    needed = uncached + float(ANSWER_TOKENS * demand.branches)
-    wait = _wait(columns, needed, demand.branches)
-    eviction = np.minimum(needed - columns.free_tokens, columns.evictable_tokens)
-    np.maximum(eviction, 0.0, out=eviction)
-    eviction *= linear * EVICTED_USE
-    crowding = (
-        np.maximum(columns.in_flight * linear * ANSWER_TOKENS, columns.decode_work_ms) * demand.branches
-    )
-    total = wait + prefill + spill_weight * (recompute + eviction + crowding)
+    prefill = counted + tokens
+    prefill *= columns.prefill_ms_per_token2
+    prefill += linear
+    prefill *= uncached
+    np.copyto(prefill, _UNABLE_MS, where=~able)
+    steps = columns.place_wait_steps
+    if needed_at_most > columns.least_room_now:
+        steps = np.maximum(steps, _page_wait_steps(columns, uncached, answers))
+    wait = steps * columns.decode_step_ms
+    wait += columns.waiting_prefill_ms
+    added = crowding = np.maximum(columns.slowed_tokens * linear, columns.slowed_ms)
+    if demand.branches > 1:
+        crowding *= demand.branches
+    eviction = adapter_load = None
+    if needed_at_most > columns.least_free:
+        eviction = _eviction(columns, uncached, answers)
+        added = crowding + eviction
+    compared = prefill + added
+    compared *= spill_weight
+    compared += prefill
+    compared += wait
     if load_back is not None:
-        total += load_back
-    adapter_load = None
+        compared += load_back
     if demand.not_resident is not None:
         adapter_load = columns.adapter_load_ms * demand.not_resident
-        total += adapter_load
-    return Costs(counted, wait, prefill, load_back, adapter_load, recompute, eviction, crowding, total)
+        compared += adapter_load
+    return Costs(counted, wait, prefill, load_back, adapter_load, eviction, crowding, spill_weight, compared)
 
 
-def _countable(columns: FleetColumns, held: Column, tokens: float) -> Column:
-    """Tokens that a worker is expected to find cached: as far as its view is trusted, in whole units of its cache, and never the last
-    one, which is always computed so that there is something to sample from."""
-    counted = np.minimum(held * columns.trust, tokens - 1.0)
-    counted *= columns.units_per_token
-    np.floor(counted, out=counted)
-    counted *= columns.match_unit
-    return counted
-
-
-def _with_host(columns: FleetColumns, device: Column, total: Column) -> tuple[Column, Column]:
-    """What counts as cached when the host's part is loaded back wherever that is cheaper than to compute it, and what the loads cost."""
+def _cached(
+    columns: FleetColumns, matches: MatchedTokens, prompt_tokens: int
+) -> tuple[Column, Column | None]:
+    """What counts as cached, and what loading the host's part of it back costs. That part is loaded wherever it is cheaper than to compute
+    it, and counts nowhere else."""
+    most = np.array(float(prompt_tokens - 1))
+    device = _countable(columns, matches.device, most)
+    if matches.total is matches.device:
+        return device, None
+    total = _countable(columns, matches.total, most)
     beyond = total - device
     loading = beyond * columns.load_back_ms_per_token
     computing = (columns.prefill_ms_per_token + columns.prefill_ms_per_token2 * (total + device)) * beyond
@@ -153,19 +189,35 @@ def _with_host(columns: FleetColumns, device: Column, total: Column) -> tuple[Co
     return np.where(loads, total, device), loading * loads
 
 
-def _wait(columns: FleetColumns, needed: Column, branches: int) -> Column:
-    """Until a worker turns to the request: the prefill before it, and where places or pages are taken, a share of an answer's time: as many
-    of the running must end as have to make room, and they end evenly over an answer's length."""
-    share = (columns.in_flight + branches) * columns.per_place
-    share -= 1.0
-    pages = needed - columns.room_now
-    pages *= columns.per_busy_token
-    np.maximum(share, pages, out=share)
-    np.maximum(share, 0.0, out=share)
-    share *= columns.decode_step_ms
-    share *= ANSWER_TOKENS
-    share += columns.waiting_prefill_ms
-    return share
+def _countable(columns: FleetColumns, held: Column, most: Scalar) -> Column:
+    """Tokens that a worker is expected to find cached: as far as its view is trusted, in whole units of its cache, and never the last
+    one, which is always computed so that there is something to sample from."""
+    counted = held * columns.trust
+    np.minimum(counted, most, out=counted)
+    counted *= columns.units_per_token
+    np.floor(counted, out=counted)
+    counted *= columns.match_unit
+    return counted
+
+
+def _page_wait_steps(columns: FleetColumns, uncached: Column, answers: Scalar) -> Column:
+    """Decode steps until the pages that lack are given back: as many of the running must end as hold so many, and they end evenly over an
+    answer's length."""
+    lacking = uncached + answers
+    lacking -= columns.room_now
+    lacking *= columns.wait_steps_per_token
+    return lacking
+
+
+def _eviction(columns: FleetColumns, uncached: Column, answers: Scalar) -> Column:
+    """What computing the useful part of what goes to make room would cost."""
+    evicted = uncached + answers
+    evicted -= columns.free_tokens
+    np.minimum(evicted, columns.evictable_tokens, out=evicted)
+    np.maximum(evicted, _NOTHING, out=evicted)
+    evicted *= columns.prefill_ms_per_token
+    evicted *= _EVICTED_USE
+    return evicted
 
 
 PRIOR_PREFILL_TOKENS_PER_S: Final = 2000.0

@@ -4,7 +4,7 @@ The same columns, matches, demand, turn and chance give the same decision. ``exp
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from prefixmesh.router.policy import PolicyConfig
 from prefixmesh.router.row_policies import PICKS, TIE_SHARE, Choice
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """Where a request goes and what is expected of it there."""
 
     terms: CandidateTerms
@@ -50,9 +49,9 @@ def decide(
         chance: a random 64-bit number, for the policies that draw.
     """
     able = able_rows(columns, allowed, demand)
-    if not able.any():
+    if not np.count_nonzero(able):
         return None
-    costs = weigh(columns, matches, demand, config.spill_weight)
+    costs = weigh(columns, able, matches, demand, config.spill_weight)
     affinity_ms = _affinity_ms(able, costs, demand, config)
     choice = Choice(columns, able, matches, costs, demand, affinity_ms, turn, chance)
     row, was_tie = PICKS[config.policy](choice)
@@ -64,7 +63,7 @@ def explain(
 ) -> Sequence[CandidateTerms]:
     """What every worker would cost that could be taken, in the order of rows. O(rows)."""
     able = able_rows(columns, allowed, demand)
-    costs = weigh(columns, matches, demand, config.spill_weight)
+    costs = weigh(columns, able, matches, demand, config.spill_weight)
     affinity_ms = _affinity_ms(able, costs, demand, config)
     return [
         costs.of(row, matches, affinity_ms if row == demand.home_row else 0.0)
@@ -85,5 +84,4 @@ def _affinity_ms(able: Mask, costs: Costs, demand: Demand, config: PolicyConfig)
     home = demand.home_row
     if home is None or not config.affinity_ms or not able[home]:
         return 0.0
-    least = float(np.min(costs.total, where=able, initial=np.inf))
-    return min(config.affinity_ms, TIE_SHARE * least)
+    return min(config.affinity_ms, TIE_SHARE * float(costs.compared.min()))

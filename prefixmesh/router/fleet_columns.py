@@ -46,7 +46,11 @@ ANSWER_TOKENS: Final = 64
 
 _PREFILL, _PREFILL2, _DECODE, _LOAD_BACK, _ADAPTER = range(5)
 _RATES: Final = 5
-_COLUMNS: Final = 14
+_COLUMNS: Final = 15
+
+
+BOTH_SIDES: Final = 2
+"""Two answers that are decoded together each slow the other."""
 
 
 class FleetColumns:
@@ -59,22 +63,29 @@ class FleetColumns:
     """Requests accepted and not ended."""
 
     waiting_prefill_ms: Column
-    decode_work_ms: Column
+    slowed_tokens: Column
+    """Tokens of answers that one more answer slows, or is slowed by, as the requests in flight let expect."""
+
+    slowed_ms: Column
+    """The same in milliseconds of decoding, as their expected work tells."""
+
+    place_wait_steps: Column
+    """Decode steps until a place is free for one more request."""
+
     per_place: Column
     """Share of the requests computed together that one is; 0 where any number may be."""
 
     room: Column
     """Most tokens of prompt and answer together."""
 
-    page_size: Column
     pool_tokens: Column
     free_tokens: Column
     evictable_tokens: Column
     room_now: Column
     """Free and evictable tokens together."""
 
-    per_busy_token: Column
-    """Share of the tokens in use that one is; 0 where the pool is not known."""
+    wait_steps_per_token: Column
+    """Decode steps until one more token than those is free; 0 where the pool is not known."""
 
     trust: Column
     match_unit: Column
@@ -87,6 +98,8 @@ class FleetColumns:
         self._name_hash = np.zeros(FIRST_ROWS, dtype=np.uint64)
         self._free: list[int] = []
         self._least_room: float | None = None
+        self._least_room_now: float | None = None
+        self._least_free: float | None = None
         self.rows = 0
         """Rows are below this; all columns are so long."""
 
@@ -120,7 +133,6 @@ class FleetColumns:
         self,
         row: int,
         *,
-        page_size: int,
         match_unit: int,
         places: int,
         context_length: int,
@@ -128,7 +140,6 @@ class FleetColumns:
     ) -> None:
         """What a worker is. ``match_unit``: its cache matches whole multiples of so many tokens, 0 when it has none. ``places``: most
         requests it computes together. 0 in ``places`` or ``total_tokens``: not known, and taken for boundless."""
-        self.page_size[row] = max(page_size, 1)
         self.match_unit[row] = match_unit
         self.units_per_token[row] = 1.0 / match_unit if match_unit else 0.0
         self.per_place[row] = 1.0 / places if places else 0.0
@@ -162,8 +173,11 @@ class FleetColumns:
     def set_load(self, row: int, *, in_flight: int, waiting_prefill_ms: float, decode_work_ms: float) -> None:
         """What a worker has accepted and not done: requests, prefill that stands before a new one, decoding still expected."""
         self.in_flight[row] = in_flight
+        self.slowed_tokens[row] = BOTH_SIDES * ANSWER_TOKENS * in_flight
+        over = (in_flight + 1) * float(self.per_place[row]) - 1.0
+        self.place_wait_steps[row] = over * ANSWER_TOKENS if over > 0.0 else 0.0
         self.waiting_prefill_ms[row] = waiting_prefill_ms
-        self.decode_work_ms[row] = decode_work_ms
+        self.slowed_ms[row] = BOTH_SIDES * decode_work_ms
 
     def set_pool(self, row: int, *, free_tokens: int, evictable_tokens: int) -> None:
         """Room on a worker's device: empty, and cached but not in use; its facts are known by then. Before this, room is taken for
@@ -171,8 +185,11 @@ class FleetColumns:
         self.free_tokens[row] = free_tokens
         self.evictable_tokens[row] = evictable_tokens
         self.room_now[row] = room = free_tokens + evictable_tokens
-        # Never less than an answer in use: what remains of nothing would be divided by.
-        self.per_busy_token[row] = 1.0 / max(float(self.pool_tokens[row]) - room, ANSWER_TOKENS)
+        # An answer at least is in use: there may be nothing to divide by.
+        self.wait_steps_per_token[row] = ANSWER_TOKENS / max(
+            float(self.pool_tokens[row]) - room, ANSWER_TOKENS
+        )
+        self._least_free = self._least_room_now = None
 
     def set_trust(self, row: int, share: float) -> None:
         """How much of a match counts: 1 where the view is exact, 0 where it is blind."""
@@ -216,15 +233,30 @@ class FleetColumns:
             self._least_room = float(np.min(self.room, where=self.usable, initial=np.inf))
         return self._least_room
 
+    @property
+    def least_room_now(self) -> float:
+        """The smallest ``room_now`` of all rows: who needs no more waits for no pages anywhere. O(1), and O(rows) after a change."""
+        if self._least_room_now is None:
+            self._least_room_now = float(self.room_now.min())
+        return self._least_room_now
+
+    @property
+    def least_free(self) -> float:
+        """The smallest ``free_tokens`` of all rows: who needs no more evicts nothing anywhere. O(1), and O(rows) after a change."""
+        if self._least_free is None:
+            self._least_free = float(self.free_tokens.min())
+        return self._least_free
+
     def __repr__(self) -> str:
         return f"<FleetColumns {self.rows - len(self._free)} workers, {int(self.usable.sum())} usable>"
 
     def _clear(self, row: int) -> None:
         self.set_usable(row, usable=False)
-        self.set_facts(row, page_size=1, match_unit=0, places=0, context_length=0, total_tokens=0)
+        self.set_facts(row, match_unit=0, places=0, context_length=0, total_tokens=0)
         self.set_load(row, in_flight=0, waiting_prefill_ms=0.0, decode_work_ms=0.0)
         self.free_tokens[row] = self.room_now[row] = BOUNDLESS
-        self.evictable_tokens[row] = self.per_busy_token[row] = 0.0
+        self.evictable_tokens[row] = self.wait_steps_per_token[row] = 0.0
+        self._least_free = self._least_room_now = None
         self.trust[row] = 0.0
         self.name_hash[row] = 0
 
@@ -238,15 +270,16 @@ class FleetColumns:
         (
             self.in_flight,
             self.waiting_prefill_ms,
-            self.decode_work_ms,
+            self.slowed_tokens,
+            self.slowed_ms,
+            self.place_wait_steps,
             self.per_place,
             self.room,
-            self.page_size,
             self.pool_tokens,
             self.free_tokens,
             self.evictable_tokens,
             self.room_now,
-            self.per_busy_token,
+            self.wait_steps_per_token,
             self.trust,
             self.match_unit,
             self.units_per_token,

@@ -3,12 +3,13 @@
 ``cost`` is the product's own. The others stand beside it to be compared with, and each does what its name says and nothing else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from prefixmesh.ids import Fingerprint
 from prefixmesh.router.cost import Costs, Demand
 from prefixmesh.router.fleet_columns import Column, FleetColumns, Mask
 from prefixmesh.router.matched_tokens import MatchedTokens
@@ -20,6 +21,10 @@ of equals would otherwise get every request, busy or not, and do all the evictin
 HASH_LOAD_FACTOR: Final = 1.25
 """``prefix_hash``: no worker gets a request that has this many times the mean of requests already (Mirrokni et al., "Consistent
 hashing with bounded loads", 2018). Lower spreads more evenly and moves more prefixes."""
+
+HASHED_BLOCKS: Final = 4
+"""``prefix_hash`` goes by so many leading blocks, 256 tokens of 64 each: enough to tell system prompts apart, few enough that prompts with
+the same one stay together."""
 
 _MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2: Final = np.uint64(0x94D049BB133111EB)
@@ -47,18 +52,16 @@ class Pick(NamedTuple):
 
 
 def cheapest(choice: Choice) -> Pick:
-    """Least cost; among those that it does not tell apart, fewest requests; among those, by turn."""
-    costs, able = choice.costs, choice.able
-    total = np.where(able, costs.total, np.inf)
+    """Least cost; among those that it does not tell apart, fewest requests; among those, by turn. The caller's last worker is taken if
+    what is taken off for that makes it the cheapest."""
+    costs = choice.costs
+    compared, best = costs.compared, int(costs.compared.argmin())
     home = choice.demand.home_row
-    if home is not None and choice.affinity_ms:
-        total[home] -= choice.affinity_ms
-    best = int(total.argmin())
-    if best == home and choice.affinity_ms:
-        return Pick(best, was_tie=False)
-    near = total <= total[best] * (1.0 + TIE_SHARE)
-    near &= costs.counted == costs.counted[best]
-    rows = np.flatnonzero(near)
+    if home is not None and choice.affinity_ms and compared[home] - choice.affinity_ms <= compared[best]:
+        return Pick(home, was_tie=False)
+    rows = (compared <= compared.item(best) * (1.0 + TIE_SHARE)).nonzero()[0]
+    if len(rows) > 1:
+        rows = rows[costs.counted[rows] == costs.counted.item(best)]
     if len(rows) == 1:
         return Pick(best, was_tie=False)
     return _least(choice.columns.in_flight[rows], rows, choice.turn)
@@ -66,25 +69,25 @@ def cheapest(choice: Choice) -> Pick:
 
 def round_robin(choice: Choice) -> Pick:
     """Everyone in turn."""
-    rows = np.flatnonzero(choice.able)
+    rows = choice.able.nonzero()[0]
     return _in_turn(rows, choice.turn)
 
 
 def at_random(choice: Choice) -> Pick:
     """Anyone."""
-    rows = np.flatnonzero(choice.able)
+    rows = choice.able.nonzero()[0]
     return Pick(int(rows[choice.chance % len(rows)]), was_tie=False)
 
 
 def least_loaded(choice: Choice) -> Pick:
     """Fewest requests; equals in turn."""
-    rows = np.flatnonzero(choice.able)
+    rows = choice.able.nonzero()[0]
     return _least(choice.columns.in_flight[rows], rows, choice.turn)
 
 
 def power_of_two(choice: Choice) -> Pick:
     """Of two drawn at random, the one with fewer requests."""
-    rows = np.flatnonzero(choice.able)
+    rows = choice.able.nonzero()[0]
     count = len(rows)
     high, low = divmod(choice.chance, 1 << 32)
     first = high % count
@@ -95,8 +98,13 @@ def power_of_two(choice: Choice) -> Pick:
 
 def longest_match(choice: Choice) -> Pick:
     """Most tokens held, on whatever tier; equals in turn."""
-    rows = np.flatnonzero(choice.able)
+    rows = choice.able.nonzero()[0]
     return _least(-choice.matches.total[rows], rows, choice.turn)
+
+
+def prefix_key(fingerprints: Sequence[Fingerprint], whole_name: int) -> int:
+    """What ``prefix_hash`` goes by: the name of a prompt's first blocks, or of all of it where it has no whole block. O(1)."""
+    return fingerprints[min(len(fingerprints), HASHED_BLOCKS) - 1] if fingerprints else whole_name
 
 
 def prefix_hash(choice: Choice) -> Pick:
@@ -122,7 +130,7 @@ def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _least(values: Column, rows: npt.NDArray[np.intp], turn: int) -> Pick:
-    return _in_turn(rows[values == values.min()], turn)
+    return _in_turn(rows[values == values[values.argmin()]], turn)
 
 
 def _in_turn(rows: npt.NDArray[np.intp], turn: int) -> Pick:
