@@ -7,6 +7,11 @@
     ├── ModelFileError              (start-up only)     no: the file is missing or malformed
     ├── InvalidRequestError         INVALID_ARGUMENT    no: names the field and the limit
     ├── AuthenticationError         UNAUTHENTICATED     no: credentials missing, unknown or forged
+    │   ├── ForgedTicketError                           no: this fleet did not sign it
+    │   ├── OtherLifeError                              with a new ticket: the worker has restarted since
+    │   ├── ExpiredTicketError                          with a new ticket
+    │   ├── UsedTicketError                             with a new ticket: each admits one call
+    │   └── TicketLimitError                            no: the request is larger than what was routed
     ├── AccessDeniedError           PERMISSION_DENIED   no
     ├── NotFoundError               NOT_FOUND           no
     ├── OverloadedError             RESOURCE_EXHAUSTED  yes, later
@@ -77,6 +82,36 @@ class AuthenticationError(PrefixmeshError):
 
     status = "UNAUTHENTICATED"
     reason = "UNAUTHENTICATED"
+
+
+class ForgedTicketError(AuthenticationError):
+    """A ticket is malformed, incomplete, or signed by another fleet."""
+
+    reason = "TICKET_FORGED"
+
+
+class OtherLifeError(AuthenticationError):
+    """A ticket is for another life of the worker: what it was decided on is gone."""
+
+    reason = "TICKET_OTHER_LIFE"
+
+
+class ExpiredTicketError(AuthenticationError):
+    """A ticket came after its time, by the worker's clock."""
+
+    reason = "TICKET_EXPIRED"
+
+
+class UsedTicketError(AuthenticationError):
+    """A ticket came again. It admits one call."""
+
+    reason = "TICKET_USED"
+
+
+class TicketLimitError(AuthenticationError):
+    """A request asks for more than its ticket admits."""
+
+    reason = "TICKET_LIMIT"
 
 
 class AccessDeniedError(PrefixmeshError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefixmesh.cache.namespace import NAMESPACE_BYTES
-from prefixmesh.errors import AuthenticationError
+from prefixmesh.errors import ForgedTicketError, OtherLifeError
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.ids import Incarnation, Namespace, RequestId, TenantId
 from prefixmesh.proto.v1 import ticket_pb2
@@ -63,15 +63,16 @@ def sign(ticket: Ticket, secret: FleetSecret) -> bytes:
 
 
 def verify(note: bytes, secret: FleetSecret, incarnation: Incarnation) -> Ticket:
-    """The ticket in ``note``; raises AuthenticationError when it is forged, incomplete or meant for another incarnation."""
+    """The ticket in ``note``; raises ForgedTicketError when it is not whole and signed by this fleet, OtherLifeError when it is meant for
+    another incarnation. Whether it still admits anything, ``worker.ticket_gate`` says."""
     body, mac = note[:-_MAC_BYTES], note[-_MAC_BYTES:]
     if len(note) > _MAX_BYTES or not hmac.compare_digest(mac, _mac(body, secret)):
-        raise AuthenticationError("the ticket is not signed by this fleet")
+        raise ForgedTicketError("the ticket is not signed by this fleet")
     message = ticket_pb2.Ticket.FromString(body)
     if message.incarnation != incarnation:
-        raise AuthenticationError("the ticket is for another incarnation of this worker")
+        raise OtherLifeError("the ticket is for another incarnation of this worker")
     if len(message.namespace) != NAMESPACE_BYTES or not message.request_id:
-        raise AuthenticationError("the ticket is incomplete")
+        raise ForgedTicketError("the ticket is incomplete")
     return Ticket(
         request_id=RequestId(message.request_id),
         tenant=TenantId(message.tenant),

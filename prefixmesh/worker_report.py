@@ -51,6 +51,9 @@ class WorkerReport:
     draining: bool = False
     """Takes nothing new."""
 
+    unix_ms: int = 0
+    """The worker's clock, in milliseconds since 1970: what tickets expire by. 0 from workers that do not tell."""
+
     accepted: tuple[str, ...] = ()
     """Requests of the reader's router (by their tickets' ids) that were taken in since its last report; in the first, all that run."""
 

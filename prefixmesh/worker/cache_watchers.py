@@ -8,6 +8,8 @@ with OverloadedError, and neither the engine nor the other readers have waited f
     resume in the log --no--> snapshot, in parts --void: flush--> beginning of the new epoch
           |                        |                                     |
           +------------------------+----------> events, reports <--------+
+
+A report is due at intervals, and soon after the load has changed (``worker_reports``).
 """
 
 import asyncio
@@ -24,9 +26,11 @@ from prefixmesh.cache.tier import Tier
 from prefixmesh.errors import OverloadedError, PrefixmeshError
 from prefixmesh.ids import Epoch, Fingerprint
 from prefixmesh.proto.cache_news import EventBatch, News
-from prefixmesh.worker.messages import CacheChanges, Stats
+from prefixmesh.wall_clock import unix_ms
+from prefixmesh.worker.front_load import FrontLoad
+from prefixmesh.worker.messages import CacheChanges
 from prefixmesh.worker.recent_stats import RecentStats
-from prefixmesh.worker_report import PagePool, WorkerReport
+from prefixmesh.worker.worker_reports import ReportMaker, ReportPace
 
 _log = logging.getLogger(__name__)
 
@@ -40,15 +44,6 @@ BATCH_EVENTS: Final = 256
 BATCH_BLOCKS: Final = 8_192
 """Of events in one message, but for a single event that is larger: the front's loop answers others in between."""
 
-REPORT_INTERVAL_S: Final = 0.5
-"""Where the reader does not ask for another."""
-
-LEAST_REPORT_INTERVAL_S: Final = 0.05
-MOST_REPORT_INTERVAL_S: Final = 10.0
-"""Bounds of what may be asked for: a report costs the engine a question, and a reader hears from silence that a worker is gone."""
-
-_MS_PER_S: Final = 1000.0
-
 Place = tuple[Epoch, int]
 """Epoch, and the sequence of the last event before it."""
 
@@ -61,19 +56,26 @@ class CacheWatchers:
         stats: RecentStats,
         new_epoch: Callable[[], Epoch],
         *,
+        load: FrontLoad | None = None,
+        is_draining: Callable[[], bool] = lambda: False,
         publisher: CachePublisher | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``publisher`` stands in for one with small bounds in tests."""
+        """``publisher`` stands in for one with small bounds in tests, which may leave out the load, too."""
         self._publisher = CachePublisher(new_epoch) if publisher is None else publisher
         self._stats = stats
+        self._load = FrontLoad() if load is None else load
+        self._reports = ReportMaker(stats, self._load, is_draining, unix_ms)
         self._clock = clock
-        self._awake: set[asyncio.Event] = set()
+        self._readers: set[_Reader] = set()
+        self._awaits_answer = False
         self._end: PrefixmeshError | None = None
+        self._load.on_change = self.on_load_change
+        stats.on_answer = self._on_answer
 
     def __len__(self) -> int:
         """Readers that are open."""
-        return len(self._awake)
+        return len(self._readers)
 
     def __repr__(self) -> str:
         return f"CacheWatchers({len(self)} readers, {self._publisher!r})"
@@ -83,21 +85,29 @@ class CacheWatchers:
         apply_changes(changes, self._publisher)
         self._wake()
 
+    def on_load_change(self) -> None:
+        """Have every reader told soon how busy the worker is. O(readers), and O(1) until they were told."""
+        if self._note_news() and self._readers:
+            self._stats.ask()  # so that the report tells the engine's own figures as well, or the next one does
+            self._awaits_answer = True
+
     def close(self, error: PrefixmeshError) -> None:
         """The engine is gone or about to be: every reader ends in ``error``, later ones at once. May be called again."""
         self._end = self._end or error
         self._wake()
 
-    async def read(self, resume_from: Place | None, report_interval_s: float) -> AsyncGenerator[News]:
+    async def read(
+        self, resume_from: Place | None, report_interval_s: float, router_id: str = ""
+    ) -> AsyncGenerator[News]:
         """All that a reader must know to hold what the cache holds, for as long as it reads; see the module.
 
-        ``report_interval_s`` is cut to the bounds; 0 means the default. Raises OverloadedError for one reader too many and for one
-        that is too slow, and what ``close`` was given.
+        ``report_interval_s`` is cut to the bounds; 0 means the default. Reports tell of the requests of the router ``router_id``. Raises
+        OverloadedError for one reader too many and for one that is too slow, and what ``close`` was given.
         """
-        if len(self._awake) >= MAX_READERS:
+        if len(self._readers) >= MAX_READERS:
             raise OverloadedError(f"{MAX_READERS} readers follow this worker's cache already")
-        awake = asyncio.Event()
-        self._awake.add(awake)
+        reader = _Reader(ReportPace(report_interval_s, self._clock))
+        self._readers.add(reader)
         try:
             place = resume_from
             if place is None or not self._can_resume(place):
@@ -109,25 +119,23 @@ class CacheWatchers:
                 if snapshot.void and place[0] == self._publisher.epoch:
                     raise OverloadedError("this reader took so long over its snapshot that it was given up")
                 # Where a flush has made it void, the reader is told of that next.
-            interval_s = report_interval_s or REPORT_INTERVAL_S
-            reports = _Reports(
-                min(max(interval_s, LEAST_REPORT_INTERVAL_S), MOST_REPORT_INTERVAL_S), self._clock
-            )
-            while True:
-                self._check_open()
-                awake.clear()
-                is_due = reports.take_turn()
-                # What follows is of one moment: the events up to it, and then the sums at it.
-                place, events, summary = self._take(place)
-                for batch in _batches(events):
-                    yield batch
-                if is_due:
-                    self._stats.ask()  # for the next one: a busy engine answers late, and what is known of the cache must not wait
-                    yield _report(summary, self._stats.last)
-                elif not events:
-                    await _wait(awake, reports.due_in_s())
+            with self._load.requests.follow(router_id) as own:
+                while True:
+                    self._check_open()
+                    reader.awake.clear()
+                    # What follows is of one moment: the events up to it, and then the sums at it.
+                    report_is_due = reader.pace.take_turn()
+                    place, events, summary = self._take(place)
+                    report = self._reports.make(summary, own) if report_is_due else None
+                    for batch in _batches(events):
+                        yield batch
+                    if report is not None:
+                        self._stats.ask()  # for the next one: a busy engine answers late, and what is known of the cache must not wait
+                        yield report
+                    elif not events:
+                        await _wait(reader.awake, reader.pace.due_in_s())
         finally:
-            self._awake.discard(awake)
+            self._readers.discard(reader)
 
     def _can_resume(self, place: Place) -> bool:
         return self._publisher.events_since(*place) is not None
@@ -151,29 +159,35 @@ class CacheWatchers:
         if self._end is not None:
             raise type(self._end)(str(self._end))  # a fresh one each time: several readers raise it
 
+    def _on_answer(self) -> None:
+        """The engine has told its figures. What was asked for because of a change is told on; a question that a report asks is for the
+        next one."""
+        if self._awaits_answer:
+            self._awaits_answer = False
+            self._note_news()
+
+    def _note_news(self) -> bool:
+        """Make reports due soon; whether any was not already."""
+        is_new = False
+        for reader in self._readers:
+            if not reader.pace.has_news:
+                reader.pace.has_news = is_new = True
+                reader.awake.set()
+        return is_new
+
     def _wake(self) -> None:
-        for awake in self._awake:
-            awake.set()
+        for reader in self._readers:
+            reader.awake.set()
 
 
-class _Reports:
-    """When one reader's next report is due: at once, then at intervals."""
+class _Reader:
+    """What wakes one reader, and when it is due a report."""
 
-    def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
-        self._interval_s = interval_s
-        self._clock = clock
-        self._due = clock()
+    __slots__ = ("awake", "pace")
 
-    def due_in_s(self) -> float:
-        return max(self._due - self._clock(), 0.0)
-
-    def take_turn(self) -> bool:
-        """Whether a report is due now; then the next is due an interval from now."""
-        now = self._clock()
-        if now < self._due:
-            return False
-        self._due = now + self._interval_s
-        return True
+    def __init__(self, pace: ReportPace) -> None:
+        self.awake = asyncio.Event()
+        self.pace = pace
 
 
 def apply_changes(changes: CacheChanges, publisher: CachePublisher) -> None:
@@ -204,26 +218,6 @@ def _batches(events: Iterable[Event]) -> Iterator[EventBatch]:
         blocks += size
     if batch:
         yield EventBatch(batch)
-
-
-def _report(summary: CacheSummary, stats: Stats | None) -> WorkerReport:
-    if stats is None:
-        return WorkerReport(summary=summary)
-    rate = stats.prefill_tokens_per_s
-    return WorkerReport(
-        summary=summary,
-        device_pool=PagePool(
-            total_pages=stats.total_pages,
-            free_pages=stats.free_pages,
-            evictable_pages=stats.evictable_pages,
-            protected_pages=stats.protected_pages,
-        ),
-        running_requests=stats.running,
-        queued_requests=stats.queued,
-        uncached_tokens=stats.uncached_tokens,
-        prefill_ms_per_token=_MS_PER_S / rate if rate > 0.0 else 0.0,
-        decode_step_ms=stats.decode_step_ms,
-    )
 
 
 async def _wait(awake: asyncio.Event, at_most_s: float) -> None:

@@ -5,7 +5,7 @@ can reach lets metadata name the tenant; any other refuses.
 """
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +15,8 @@ from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.ids import Incarnation, Namespace, RequestId, TenantId
 from prefixmesh.rpc.identity import identify
 from prefixmesh.ticket import TICKET_METADATA, Ticket, verify
+from prefixmesh.wall_clock import unix_ms
+from prefixmesh.worker.ticket_gate import TicketGate
 
 _REQUEST_ID_BYTES: Final = 12
 """Random bytes of a request id: nobody guesses one, none repeats."""
@@ -33,9 +35,14 @@ class WorkerCaller:
     ticket: Ticket | None
     """The router's note; None for a direct call."""
 
+    @property
+    def router_id(self) -> str:
+        """The router whose reservation this is; empty where there is none."""
+        return self.ticket.router_id if self.ticket is not None else ""
+
 
 class CallerCheck:
-    """Identifies callers of one life of one worker. Immutable."""
+    """Identifies callers of one life of one worker, and lets each ticket in once."""
 
     def __init__(
         self,
@@ -45,12 +52,16 @@ class CallerCheck:
         model_revision: str,
         isolation: Isolation,
         tickets_only: bool,
+        unix_ms: Callable[[], int] = unix_ms,
     ) -> None:
+        """``unix_ms`` is the clock by which tickets expire."""
         self._secret = secret
         self._incarnation = incarnation
         self._model_revision = model_revision
         self._isolation = isolation
         self._tickets_only = tickets_only
+        self._unix_ms = unix_ms
+        self._gate = TicketGate()
 
     def identify(self, metadata: Metadata | None) -> WorkerCaller:
         """The caller of a call; raises AuthenticationError, or InvalidRequestError for a bad tenant name."""
@@ -63,6 +74,11 @@ class CallerCheck:
         note = notes[0]
         ticket = verify(note if isinstance(note, bytes) else note.encode(), self._secret, self._incarnation)
         return WorkerCaller(tenant=ticket.tenant, request_id=ticket.request_id, ticket=ticket)
+
+    def admit(self, caller: WorkerCaller) -> None:
+        """Let the caller's one call in. Raises as ``TicketGate.admit``."""
+        if caller.ticket is not None:
+            self._gate.admit(caller.ticket, self._unix_ms())
 
     def _direct_caller(self, metadata: Metadata) -> WorkerCaller:
         if self._tickets_only:

@@ -20,8 +20,10 @@ from prefixmesh.proto.codec import PROTOCOL_VERSION
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.rpc.identity import bearer_token
 from prefixmesh.rpc.status import AnyContext
+from prefixmesh.wall_clock import unix_ms
 from prefixmesh.worker.cache_watchers import CacheWatchers
 from prefixmesh.worker.caller import Metadata
+from prefixmesh.worker.draining import Drainer
 from prefixmesh.worker.engine_client import EngineClient
 from prefixmesh.worker.front_adapters import FrontAdapters
 from prefixmesh.worker.messages import AdapterInfo, EngineInfo
@@ -40,7 +42,10 @@ class WorkerIdentity:
     worker_id: str
     incarnation: Incarnation
     tokenizer_digest: str
-    """A router must use the same tokenizer, since it sends tokens."""
+    """Of the tokenizer and the template. A router must use the same, since it sends tokens."""
+
+    template_digest: str = ""
+    """Of the chat template alone; empty where there is none."""
 
 
 class WorkerControlService:
@@ -56,6 +61,7 @@ class WorkerControlService:
         engine: EngineClient,
         adapters: FrontAdapters,
         watchers: CacheWatchers,
+        drainer: Drainer,
     ) -> None:
         self._control_token = secret.control_token().encode()
         self._identity = identity
@@ -64,6 +70,7 @@ class WorkerControlService:
         self._engine = engine
         self._adapters = adapters
         self._watchers = watchers
+        self._drainer = drainer
 
     async def Describe(  # noqa: N802  the service's own name
         self, request: pb.DescribeRequest, context: AnyContext
@@ -85,7 +92,13 @@ class WorkerControlService:
             protocol_version=PROTOCOL_VERSION,
             fingerprint_version=FINGERPRINT_VERSION,
             rates=pb.Rates(
-                prefill_tokens_per_s=stats.prefill_tokens_per_s, decode_step_ms=stats.decode_step_ms
+                prefill_tokens_per_s=stats.prefill_tokens_per_s,
+                decode_step_ms=stats.decode_step_ms,
+                prefill=pb.PrefillRate(
+                    linear_ms_per_token=stats.prefill_ms_per_token,
+                    quadratic_ms_per_token2=stats.prefill_ms_per_token2,
+                ),
+                adapter_load_ms=stats.adapter_load_ms,
             ),
             pool=pb.PoolState(
                 total_pages=stats.total_pages,
@@ -99,6 +112,9 @@ class WorkerControlService:
             cache=encode_cache_counts(stats.cache),
             adapters=map(_encode_adapter, adapters),
             block_size=DEFAULT_BLOCK_SIZE,
+            template_digest=identity.template_digest,
+            draining=self._drainer.is_draining,
+            unix_ms=unix_ms(),
         )
 
     async def LoadAdapter(  # noqa: N802  the service's own name
@@ -135,6 +151,18 @@ class WorkerControlService:
         await self._engine.flush()
         return pb.FlushResponse()
 
+    async def Drain(  # noqa: N802  the service's own name
+        self, request: pb.DrainRequest, context: AnyContext
+    ) -> pb.DrainResponse:
+        """Take nothing new, and answer when nothing runs any more or the grace is over; or take calls again. What was drained stays so when
+        the caller leaves."""
+        self._authenticate(context.invocation_metadata())
+        if request.grace_ms < 0:
+            raise InvalidRequestError("grace_ms", f"must not be negative, got {request.grace_ms}")
+        if request.undo:
+            return pb.DrainResponse(running_requests=await self._drainer.undo())
+        return pb.DrainResponse(running_requests=await self._drainer.drain(request.grace_ms * _S_PER_MS))
+
     async def WatchCache(  # noqa: N802  the service's own name
         self, request: pb.WatchCacheRequest, context: AnyContext
     ) -> AsyncIterator[pb.WatchCacheResponse]:
@@ -149,7 +177,8 @@ class WorkerControlService:
                 "report_interval_ms", f"must not be negative, got {request.report_interval_ms}"
             )
         interval_s = request.report_interval_ms * _S_PER_MS
-        async with aclosing(self._watchers.read(decode_place(request), interval_s)) as news:
+        reading = self._watchers.read(decode_place(request), interval_s, request.router_id)
+        async with aclosing(reading) as news:
             async for one in news:
                 yield encode_news(one)
 

@@ -137,6 +137,7 @@ class EngineCore:
             protected_pages=kv.protected_pages,
             prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
             decode_step_ms=self._rates.decode_step_ms,
+            prefill_ms_per_token=1e3 / rate if (rate := self._rates.prefill_tokens_per_s) else 0.0,
             cache=scheduler.ledger.totals(),
             double_releases=kv.double_releases,
             steps=self._steps,

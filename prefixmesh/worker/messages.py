@@ -276,6 +276,16 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Tokens of running and waiting requests that are still to be computed before their answers go on. What several who wait share
     is counted for each, so that it is at most too much."""
 
+    prefill_ms_per_token: float = 0.0
+    prefill_ms_per_token2: float = 0.0
+    """A prompt's token at position p costs the first, and p times the second, as measured; 0 before."""
+
+    resident_adapters: tuple[str, ...] = ()
+    """Digests of those whose weights are in the device's memory, sorted."""
+
+    adapter_load_ms: float = 0.0
+    """Until an adapter's weights can be used, as measured; 0 before."""
+
 
 AdapterProblem = Literal["invalid", "not_found", "over_budget", "overloaded"]
 

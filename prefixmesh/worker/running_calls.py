@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from prefixmesh.errors import AuthenticationError, InvalidRequestError, OverloadedError, UnavailableError
+from prefixmesh.errors import InvalidRequestError, OverloadedError, UnavailableError, UsedTicketError
 from prefixmesh.ids import RequestId, TenantId
 
 
@@ -39,6 +39,7 @@ class RunningCalls:
         self._places: dict[RequestId, CallPlace] = {}
         self._taken = 0
         self._refusal: str | None = None
+        self._drain: str | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -49,13 +50,14 @@ class RunningCalls:
     def enter(self, request_id: RequestId, tenant: TenantId, branches: int = 1) -> Iterator[CallPlace]:
         """Hold places for one call. O(1), and O(calls) with several branches.
 
-        Raises UnavailableError once ``close`` was called, OverloadedError when there are too few places, InvalidRequestError when there
-        can never be enough, AuthenticationError when a call with this id is running: a ticket was sent twice.
+        Raises UnavailableError once ``close`` was called and while drained, OverloadedError when there are too few places,
+        InvalidRequestError when there can never be enough, UsedTicketError when a call with this id is running: a ticket was sent twice.
         """
-        if self._refusal is not None:
-            raise UnavailableError(self._refusal)
+        refusal = self._refusal or self._drain
+        if refusal is not None:
+            raise UnavailableError(refusal)
         if request_id in self._places:
-            raise AuthenticationError("this ticket is in use already")
+            raise UsedTicketError("this ticket is in use already")
         if branches > 1:
             self._check_queue(branches)
         if self._taken + branches > self._limit:
@@ -90,6 +92,15 @@ class RunningCalls:
     def close(self, reason: str) -> None:
         """Refuse every further call with ``reason``; the running ones go on."""
         self._refusal = reason
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether ``drain`` is in force."""
+        return self._drain is not None
+
+    def drain(self, reason: str | None) -> None:
+        """Refuse further calls with ``reason`` until this is called with None; the running ones go on."""
+        self._drain = reason
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no call runs; False when that took longer than ``timeout_s``."""

@@ -29,8 +29,10 @@ from prefixmesh.worker.cache_watchers import CacheWatchers
 from prefixmesh.worker.call_metrics import CountedInference
 from prefixmesh.worker.caller import CallerCheck
 from prefixmesh.worker.control_service import WorkerControlService, WorkerIdentity
+from prefixmesh.worker.draining import Drainer
 from prefixmesh.worker.engine_client import EngineClient
 from prefixmesh.worker.front_adapters import FrontAdapters
+from prefixmesh.worker.front_load import FrontLoad
 from prefixmesh.worker.messages import EngineInfo
 from prefixmesh.worker.metrics import METRICS_HOST, METRICS_PATH, WorkerMetrics
 from prefixmesh.worker.recent_stats import RecentStats
@@ -47,6 +49,9 @@ FAREWELL_S: Final = 0.5
 
 INFERENCE: Final = inference_pb2.DESCRIPTOR.services_by_name["Inference"]
 CONTROL: Final = worker_control_pb2.DESCRIPTOR.services_by_name["WorkerControl"]
+
+HEALTH_NAMES: Final = ("", INFERENCE.full_name, CONTROL.full_name)
+"""What the health service tells of: the server as a whole, and each service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,16 +101,24 @@ class WorkerServer:
         self._secret = secret
         self._engine = engine if engine is not None else _make_engine(config)
         self._text = text
-        self._stats = RecentStats(self._engine)
+        self._front_load = FrontLoad()
+        self._stats = RecentStats(self._engine, mark=self._front_load.mark)
         self._metrics = WorkerMetrics(self._engine, self._stats)
-        self._watchers = make_watchers(self._stats, lambda: Epoch(secrets.randbits(64)))
-        self._engine.watch_cache(self._watchers.on_changes)
         self._incarnation = Incarnation(secrets.randbits(64))
         self._health = health.aio.HealthServicer()
         limits = config.engine
         self._calls = RunningCalls(
             limits.max_running_requests + limits.max_queued_requests, queue_limit=limits.max_queued_requests
         )
+        self._drainer = Drainer(self._calls, self._health, HEALTH_NAMES)
+        self._watchers = make_watchers(
+            self._stats,
+            lambda: Epoch(secrets.randbits(64)),
+            load=self._front_load,
+            is_draining=lambda: self._drainer.is_draining,
+        )
+        self._drainer.on_change = self._watchers.on_load_change
+        self._engine.watch_cache(self._watchers.on_changes)
         self._server: grpc.aio.Server | None = None
         self._inference: InferenceService | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -192,6 +205,7 @@ class WorkerServer:
             worker_id=config.worker_id,
             callers=callers,
             calls=self._calls,
+            load=self._front_load,
             prompts=PromptBuilder(
                 text.tokenizer,
                 text.template,
@@ -205,6 +219,7 @@ class WorkerServer:
             worker_id=config.worker_id,
             incarnation=self._incarnation,
             tokenizer_digest=text_digest(text.tokenizer, text.template),
+            template_digest=text.template.digest if text.template is not None else "",
         )
         control = WorkerControlService(
             secret=self._secret,
@@ -214,6 +229,7 @@ class WorkerServer:
             engine=self._engine,
             adapters=adapters,
             watchers=self._watchers,
+            drainer=self._drainer,
         )
         server = make_server()
         add_service(server, INFERENCE, CountedInference(self._inference, self._metrics.calls))
@@ -221,7 +237,7 @@ class WorkerServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (INFERENCE.full_name, CONTROL.full_name)
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        for name in ("", *names):
+        for name in HEALTH_NAMES:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         port = _bind(server, config.host, config.port)
         await server.start()

@@ -9,11 +9,11 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -45,8 +45,10 @@ from prefixmesh.worker.call_answer import AnswerHead, CallAnswer
 from prefixmesh.worker.caller import CallerCheck, WorkerCaller
 from prefixmesh.worker.engine_client import EngineClient
 from prefixmesh.worker.front_adapters import FrontAdapters
+from prefixmesh.worker.front_load import FrontLoad, LoadPlace
 from prefixmesh.worker.messages import Admitted, EngineInfo, EngineSampling, Refused, Submit
 from prefixmesh.worker.running_calls import CallPlace, RunningCalls
+from prefixmesh.worker.ticket_gate import check_limits
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +84,7 @@ class InferenceService:
         worker_id: str,
         callers: CallerCheck,
         calls: RunningCalls,
+        load: FrontLoad,
         prompts: PromptBuilder,
         tokenizer: Tokenizer,
     ) -> None:
@@ -91,6 +94,7 @@ class InferenceService:
         self._worker_id = worker_id
         self._callers = callers
         self._calls = calls
+        self._load = load
         self._prompts = prompts
         self._tokenizer = tokenizer
         self._builders = PromptThreads()
@@ -109,13 +113,13 @@ class InferenceService:
         caller = self._callers.identify(context.invocation_metadata())
         request = codec.decode_generate(message)
         check_model(self._info.model, request.model)
-        with self._calls.enter(caller.request_id, caller.tenant, request.branches) as place:
+        with self._enter(caller, request.branches) as places:
             for tries_left in reversed(range(MAX_PREPARATIONS)):
                 prepared = await self._prepare(caller, request, arrived)
                 _check_deadline(context.time_remaining())
                 answer = self._begin(request, prepared.head)
                 try:
-                    async with aclosing(self._logged(request, prepared, answer, place, arrived)) as messages:
+                    async with aclosing(self._logged(request, prepared, answer, places, arrived)) as messages:
                         async for response in messages:
                             yield response
                     return
@@ -145,6 +149,7 @@ class InferenceService:
         with self._calls.enter(
             caller.request_id, caller.tenant
         ):  # long prompts wait for threads: bounded, too
+            self._callers.admit(caller)
             built = await self._build(prompt, self._callers.namespace(caller, ""))
         return pb.TokenizeResponse(ids=built.tokens)
 
@@ -162,6 +167,14 @@ class InferenceService:
         )
         return pb.ListModelsResponse(models=[model])
 
+    @contextmanager
+    def _enter(self, caller: WorkerCaller, branches: int) -> "Iterator[_Places]":
+        """A place among the running calls and one in the load, for a caller whose ticket is used up by it."""
+        with self._calls.enter(caller.request_id, caller.tenant, branches) as place:
+            self._callers.admit(caller)
+            with self._load.enter(caller.router_id, caller.request_id, branches) as load:
+                yield _Places(place, load)
+
     async def _prepare(self, caller: WorkerCaller, request: GenerateRequest, arrived: float) -> Prepared:
         adapter_digest = self._adapter_digest(caller, request.adapter)
         namespace = self._callers.namespace(caller, request.extra_key, adapter_digest)
@@ -169,6 +182,13 @@ class InferenceService:
         prompt_tokens = count(prompt.tokens)
         sampling = self._engine_sampling(request.sampling, prompt_tokens)
         check_resumed(count(request.resumed_output), sampling.max_tokens)
+        if caller.ticket is not None:
+            check_limits(
+                caller.ticket,
+                prompt_tokens=prompt_tokens,
+                max_tokens=sampling.max_tokens,
+                branches=request.branches,
+            )
         head = AnswerHead(
             request_id=caller.request_id,
             worker_id=self._worker_id,
@@ -250,12 +270,12 @@ class InferenceService:
         request: GenerateRequest,
         prepared: Prepared,
         answer: CallAnswer,
-        place: CallPlace,
+        places: "_Places",
         arrived: float,
     ) -> AsyncGenerator[pb.GenerateResponse]:
         outcome = ""
         try:
-            async with aclosing(self._answer(prepared, answer, place)) as messages:
+            async with aclosing(self._answer(prepared, answer, places)) as messages:
                 async for response in messages:
                     yield response
         except Exception as error:
@@ -265,18 +285,20 @@ class InferenceService:
             _log_end(request, prepared.head, answer, outcome or answer.finished or "cancelled", arrived)
 
     async def _answer(
-        self, prepared: Prepared, answer: CallAnswer, place: CallPlace
+        self, prepared: Prepared, answer: CallAnswer, places: "_Places"
     ) -> AsyncGenerator[pb.GenerateResponse]:
         stopping: set[int] = set()
+        places.load.submitted(prepared.head.prompt_tokens)
         async with aclosing(branch_events(self._engine, prepared.submits)) as events:
             async for branch, event in events:
                 if isinstance(event, Refused) and event.adapter_left:
                     if answer.cached_tokens is None:
                         raise AdapterChangedError(event.problem)
                     raise UnavailableError("the adapter was unloaded before all branches had begun")
+                places.load.on_event(branch, event)
                 responses = answer.on_event(branch, event)
                 if isinstance(event, Admitted):
-                    place.admitted()
+                    places.call.admitted()
                 one = answer.branches[branch]
                 if one.finished is not None:
                     # Before its end is told: the next turn may follow at once.
@@ -286,6 +308,13 @@ class InferenceService:
                 if one.stop_found and one.finished is None and branch not in stopping:
                     stopping.add(branch)
                     self._engine.abort(prepared.submits[branch].request_id)
+
+
+class _Places(NamedTuple):
+    """What a call holds for as long as it runs."""
+
+    call: CallPlace
+    load: LoadPlace
 
 
 def _check_deadline(time_left_s: float | None) -> None:

@@ -136,7 +136,7 @@ async def test_pressure_is_told() -> None:
 
 
 def test_every_error_that_a_call_may_end_in_has_an_outcome() -> None:
-    """Its own reason, or that of the kind of error it is; what only a start raises is none of a call's."""
+    """Its own reason, or that of the kind of error it is; what only a start or another service raises is none of a call's."""
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     told = {
         kind.__name__: outcome_of(kind("field", "problem") if kind is InvalidRequestError else kind("x"))
@@ -147,9 +147,14 @@ def test_every_error_that_a_call_may_end_in_has_an_outcome() -> None:
         "DoubleReleaseError": "internal",
         "InvariantError": "internal",
         "DeviceLostError": "unavailable",
+        "ForgedTicketError": "unauthenticated",
+        "OtherLifeError": "unauthenticated",
+        "ExpiredTicketError": "unauthenticated",
+        "UsedTicketError": "unauthenticated",
+        "TicketLimitError": "unauthenticated",
     }
-    at_start = {"ConfigError": "internal", "ModelFileError": "internal"}
-    expected = {kind.__name__: kind.reason.lower() for kind in kinds} | by_their_kind | at_start  # type: ignore[attr-defined]
+    elsewhere = {"ConfigError": "internal", "ModelFileError": "internal", "UnsupportedError": "internal"}
+    expected = {kind.__name__: kind.reason.lower() for kind in kinds} | by_their_kind | elsewhere  # type: ignore[attr-defined]
     assert told == expected
     assert outcome_of(KeyError("x")) == "internal"
 

@@ -29,6 +29,7 @@ REPORT = WorkerReport(
     adapter_load_ms=80.5,
     resident_adapters=("ad" * 16, "be" * 16),
     draining=True,
+    unix_ms=2**41,
     accepted=("r1", "r2", "r3"),
     prefilled=("r1", "r2"),
     ended=("r1",),

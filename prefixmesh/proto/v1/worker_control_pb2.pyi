@@ -112,7 +112,7 @@ class CacheCleared(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("place", "tiers", "running_requests", "queued_requests", "uncached_tokens", "prefill", "decode_step_ms", "accepted", "prefilled", "ended", "own_requests", "resident_adapters", "adapter_load_ms", "draining", "load_back_ms_per_token")
+    __slots__ = ("place", "tiers", "running_requests", "queued_requests", "uncached_tokens", "prefill", "decode_step_ms", "accepted", "prefilled", "ended", "own_requests", "resident_adapters", "adapter_load_ms", "draining", "load_back_ms_per_token", "unix_ms")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class WorkerReport(_message.Message):
     ADAPTER_LOAD_MS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     LOAD_BACK_MS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     place: CachePlace
     tiers: _containers.RepeatedCompositeFieldContainer[TierReport]
     running_requests: int
@@ -143,7 +144,8 @@ class WorkerReport(_message.Message):
     adapter_load_ms: float
     draining: bool
     load_back_ms_per_token: float
-    def __init__(self, place: _Optional[_Union[CachePlace, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierReport, _Mapping]]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[PrefillRate, _Mapping]] = ..., decode_step_ms: _Optional[float] = ..., accepted: _Optional[_Iterable[str]] = ..., prefilled: _Optional[_Iterable[str]] = ..., ended: _Optional[_Iterable[str]] = ..., own_requests: _Optional[int] = ..., resident_adapters: _Optional[_Iterable[str]] = ..., adapter_load_ms: _Optional[float] = ..., draining: _Optional[bool] = ..., load_back_ms_per_token: _Optional[float] = ...) -> None: ...
+    unix_ms: int
+    def __init__(self, place: _Optional[_Union[CachePlace, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierReport, _Mapping]]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[PrefillRate, _Mapping]] = ..., decode_step_ms: _Optional[float] = ..., accepted: _Optional[_Iterable[str]] = ..., prefilled: _Optional[_Iterable[str]] = ..., ended: _Optional[_Iterable[str]] = ..., own_requests: _Optional[int] = ..., resident_adapters: _Optional[_Iterable[str]] = ..., adapter_load_ms: _Optional[float] = ..., draining: _Optional[bool] = ..., load_back_ms_per_token: _Optional[float] = ..., unix_ms: _Optional[int] = ...) -> None: ...
 
 class TierReport(_message.Message):
     __slots__ = ("blocks", "digest", "pool")
@@ -230,7 +232,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "model", "model_revision", "context_length", "page_size", "prefix_cache", "max_total_tokens", "max_running_requests", "protocol_version", "fingerprint_version", "rates", "pool", "running_requests", "queued_requests", "tokenizer_digest", "cache", "adapters", "block_size", "template_digest", "draining")
+    __slots__ = ("worker_id", "incarnation", "model", "model_revision", "context_length", "page_size", "prefix_cache", "max_total_tokens", "max_running_requests", "protocol_version", "fingerprint_version", "rates", "pool", "running_requests", "queued_requests", "tokenizer_digest", "cache", "adapters", "block_size", "template_digest", "draining", "unix_ms")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +254,7 @@ class DescribeResponse(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     model: str
@@ -273,7 +276,8 @@ class DescribeResponse(_message.Message):
     block_size: int
     template_digest: str
     draining: bool
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., context_length: _Optional[int] = ..., page_size: _Optional[int] = ..., prefix_cache: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., protocol_version: _Optional[int] = ..., fingerprint_version: _Optional[int] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., cache: _Optional[_Union[CacheCounts, _Mapping]] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., block_size: _Optional[int] = ..., template_digest: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
+    unix_ms: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., context_length: _Optional[int] = ..., page_size: _Optional[int] = ..., prefix_cache: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., protocol_version: _Optional[int] = ..., fingerprint_version: _Optional[int] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., cache: _Optional[_Union[CacheCounts, _Mapping]] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., block_size: _Optional[int] = ..., template_digest: _Optional[str] = ..., draining: _Optional[bool] = ..., unix_ms: _Optional[int] = ...) -> None: ...
 
 class CacheCounts(_message.Message):
     __slots__ = ("requests", "prompt_tokens", "hit_tokens", "miss_tokens")
