@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from prefixmesh import tokens
 from prefixmesh.bench.agreement import (
@@ -30,11 +31,18 @@ from prefixmesh.worker.engine import EngineCore
 from prefixmesh.worker.engine_builder import build_engine
 from prefixmesh.worker.messages import EngineSampling, Submit, TokensOut
 from prefixmesh.worker.model.open_model import open_model
-from prefixmesh.worker.sampling import sample_on_host
+from prefixmesh.worker.sampling import margins, sample_on_host
 
 ROOT = Path(__file__).parent.parent
 TEXTS = ("README.md", "LICENSE", "docs/cache.md", "docs/models.md", "docs/engine.md", "docs/sampling.md")
-SAMPLING = {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "min_p": 0.0}
+SAMPLING = {
+    "drawn from all": {"temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    "drawn from few": {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "min_p": 0.0},
+}
+ANSWERS = "drawn from few"
+HELD = ("widest_margin", "drawn from all: widest_margin")
+"""What the tolerance holds; where a filter ends, another token may be kept at any margin."""
+
 NAMESPACE = b"agreement".ljust(16, b"\0")
 
 
@@ -47,20 +55,24 @@ def text_ids(model: str, sequences: int, length: int) -> np.ndarray:
     return np.stack([ids[start : start + length] for start in starts])
 
 
-def draws(logits: np.ndarray, seeds: int) -> np.ndarray:
-    """[positions, seeds] seeded choices at each position."""
-    import torch
-
-    flat = torch.from_numpy(logits.reshape(-1, logits.shape[-1]))
-    rows = []
+def compare_draws(reference: np.ndarray, other: np.ndarray, kind: str, seeds: int) -> dict[str, float]:
+    """How many seeded choices differ, and the widest margin (by the reference) at which one does."""
+    size = reference.shape[-1]
+    one, two = (torch.from_numpy(logits.reshape(-1, size)) for logits in (reference, other))
+    indices = list(range(len(one)))
+    differing, widest = 0, 0.0
     for seed in range(seeds):
-        params = [sampling(seed, 1)] * len(flat)
-        rows.append(sample_on_host(flat, params, list(range(len(flat)))).token_ids)
-    return np.array(rows).T
+        params = [sampling(kind, seed, 1)] * len(one)
+        chosen = [np.array(sample_on_host(logits, params, indices).token_ids) for logits in (one, two)]
+        places = np.flatnonzero(chosen[0] != chosen[1]).tolist()
+        differing += len(places)
+        found = margins(one[places], [params[place] for place in places], places)
+        widest = max([widest, *found])
+    return {"differing_share": differing / (seeds * len(one)), "widest_margin": widest}
 
 
-def sampling(seed: int, max_tokens: int) -> EngineSampling:
-    return EngineSampling(**SAMPLING, seed=seed, max_tokens=max_tokens, stop_token_ids=())
+def sampling(kind: str, seed: int, max_tokens: int) -> EngineSampling:
+    return EngineSampling(**SAMPLING[kind], seed=seed, max_tokens=max_tokens, stop_token_ids=())
 
 
 def compare_logits(options: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -79,9 +91,9 @@ def compare_logits(options: argparse.Namespace) -> dict[str, dict[str, float]]:
 
     def tell(name: str, reference: np.ndarray, other: np.ndarray) -> None:
         changed = dataclasses.asdict(compare(reference, other))
-        changed["seeded_differing_share"] = float(
-            (draws(reference, options.seeds) != draws(other, options.seeds)).mean()
-        )
+        for kind in SAMPLING:
+            for key, value in compare_draws(reference, other, kind, options.seeds).items():
+                changed[f"{kind}: {key}"] = value
         found[name] = changed
         print(f"{name:>18}  " + "  ".join(f"{key} {value:.4g}" for key, value in changed.items()), flush=True)
 
@@ -116,7 +128,12 @@ def answers(
             got[name] = []
             packed = tokens.pack(prompt.tolist())
             core.submit(
-                Submit(request_id=name, namespace=NAMESPACE, tokens=packed, sampling=sampling(seed, length)),
+                Submit(
+                    request_id=name,
+                    namespace=NAMESPACE,
+                    tokens=packed,
+                    sampling=sampling(ANSWERS, seed, length),
+                ),
                 0.0,
             )
             if not together:
@@ -171,7 +188,7 @@ def main() -> int:
     print(json.dumps(found["answers"], indent=2))
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
-    widest = max(way["widest_margin"] for way in found["logits"].values())
+    widest = max(way[key] for way in found["logits"].values() for key in HELD)
     return int(options.dtype == "bfloat16" and widest > BFLOAT16_MARGIN)
 
 

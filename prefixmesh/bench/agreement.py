@@ -19,7 +19,11 @@ FloatArray = npt.NDArray[np.float32]
 
 BFLOAT16_MARGIN: Final = 0.75
 """Where the best two logits of SmolLM2-135M in bfloat16 differ by more, the best is the same however it was computed. Half as much again
-as any distance of best two was seen to change (0.5); the measurement is in ``docs/sampling.md``."""
+as any distance of best two was seen to change (0.5); the measurement is in ``docs/sampling.md``. The same for what is drawn from all
+tokens, and the distance that ``worker.sampling.margins`` tells."""
+
+FLOAT32_MARGIN: Final = 1e-3
+"""As ``BFLOAT16_MARGIN``, in float32."""
 
 
 class Run(NamedTuple):

@@ -1,11 +1,13 @@
 """Choosing the next token of every sequence in a batch from its logits.
 
 Each row's choice depends on that row alone: a filter is a threshold on the row's own values (no order among equals is ever
-used), and the one random number comes from (seed, index). So the batch a request shares never changes its tokens, beyond the
-arithmetic that made the logits. Equals at a threshold are all kept.
+used), and each token has noise that comes from (seed, index, token id). So the batch a request shares never changes its tokens, beyond
+the arithmetic that made the logits. Equals at a threshold are all kept.
 
-Filters apply in the customary order: temperature, ``top_k``, ``top_p`` of what ``top_k`` left, ``min_p`` of the likeliest. What is
-left is inverted in the vocabulary's order: the token at which the running sum of weights exceeds the random share of their sum.
+Filters apply in the customary order: temperature, ``top_k``, ``top_p`` of what ``top_k`` left, ``min_p`` of the likeliest. Of what is
+left, the token is chosen for which logit / temperature + noise is the largest. With noise of the standard Gumbel distribution that
+draws by the tokens' probabilities, and the arithmetic changes a choice only where the best two of these sums are as close as it is
+inexact: one border a draw, where a walk through the running sums of probabilities has as many as there are tokens.
 
 ``sampling_host`` does so on a CPU, in numpy; ``sampling_device`` on other devices, in torch, where the logits are.
 """
@@ -17,7 +19,7 @@ import numpy as np
 import torch
 
 from prefixmesh.worker.messages import EngineSampling
-from prefixmesh.worker.sampling_device import choose_on_device
+from prefixmesh.worker.sampling_device import choose_on_device, noisy_scores
 from prefixmesh.worker.sampling_host import Filters, choose
 
 
@@ -77,6 +79,23 @@ def sample_on_device(
         chosen.index_copy_(0, places, choose_on_device(some, filters))
     bad_rows = [] if bool(finite.all()) else (~finite).nonzero().flatten().tolist()
     return Sampled(chosen.tolist(), _failures(bad_rows))
+
+
+def margins(logits: torch.Tensor, params: Sequence[EngineSampling], indices: Sequence[int]) -> list[float]:
+    """For each row of ``sample``, by how much logits may be wrong, one against another, before another of the tokens that the filters
+    keep is chosen: the distance of the best two sums, times the temperature. O(vocab) a row; for measures and tests.
+
+    Infinite where nothing else is kept. That filters may then keep another token is not in it.
+    """
+    found = []
+    for row, (param, index) in enumerate(zip(params, indices, strict=True)):
+        sums = logits[row : row + 1].double()
+        if param.temperature > 0.0:
+            filters = Filters.of([param], [index], logits.shape[1])
+            sums = noisy_scores(logits[row : row + 1], filters).mul_(param.temperature)
+        best, second = sums[0].topk(2).values.tolist()
+        found.append(best - second)
+    return found
 
 
 def _failures(rows: Sequence[int]) -> dict[int, str]:

@@ -8,54 +8,55 @@ from typing import Final
 import numpy as np
 import torch
 
-from prefixmesh.worker.sampling_host import BLOCK, Filters
+from prefixmesh.worker.sampling_host import Filters
+from prefixmesh.worker.sampling_rng import MIX_MULTIPLIERS, MIX_SHIFTS, WORDS, NoiseKeys
 
 TOP_P_LOOKS: Final = (64, 1024)
 """``top_p`` looks among so many likeliest tokens first, which nearly always reach it; only rows where they do not are looked at
 again, and at last sorted whole."""
 
 
+ROWS: Final = 32
+"""Rows chosen at once: noise takes 8 bytes a number, some three times over; 32 rows of 150,000 are 38 MB."""
+
+_WORD: Final = 0xFFFFFFFF
+
+
 def choose_on_device(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
     """[n] token ids for ``logits`` [n, vocab]. Rows that are not numbers get any id."""
+    chosen = [
+        noisy_scores(logits[start : start + ROWS], filters.take(slice(start, start + ROWS))).argmax(dim=-1)
+        for start in range(0, len(logits), ROWS)
+    ]
+    return torch.cat(chosen)
+
+
+def noisy_scores(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
+    """[n, vocab] float64: score and noise of each token that the filters keep, minus infinity for others."""
     device = logits.device
     temperature = torch.from_numpy(filters.temperature).to(device)
     largest = logits.amax(dim=-1, keepdim=True)
-    # Subtracted before the division, so that a tiny temperature underflows to 0 and never overflows.
-    weights = (logits - largest).div_(temperature.unsqueeze(1)).exp_()
+    # Subtracted before the division, so that a tiny temperature gives minus infinity and never infinity.
+    scores = (logits - largest).div_(temperature.unsqueeze(1))
+    noisy = _gumbels(logits.shape[1], filters.keys, device).add_(scores)
+    weights = scores.exp_()
     threshold = torch.from_numpy(filters.min_p).to(device)
     limited = np.flatnonzero((filters.top_k > 0) | (filters.top_p < 1.0))
     if len(limited):
         rows = torch.from_numpy(limited).to(device)
         least = _least_by_rank(weights.index_select(0, rows), filters.take(limited))
         threshold = threshold.index_copy(0, rows, torch.maximum(threshold[rows], least))
-    if len(limited) or bool((filters.min_p > 0).any()):
-        weights = weights.where(weights >= threshold.unsqueeze(1), 0.0)
-    return _invert(weights, torch.from_numpy(filters.chance).to(device))
+    return noisy.masked_fill_(weights < threshold.unsqueeze(1), -torch.inf)
 
 
-def _invert(weights: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-    """[n] places where the running sum of each row of ``weights`` [n, vocab] first exceeds ``chance`` [n] of the whole sum.
-
-    Sums are in float64. A place of weight 0 is never chosen: a target is strictly below the sum that it is sought in.
-    """
-    rows, vocab_size = weights.shape
-    blocks = torch.nn.functional.pad(weights, (0, -vocab_size % BLOCK)).view(rows, -1, BLOCK)
-    sums = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
-    target = _below(chance * sums[:, -1], sums[:, -1])
-    block = _first_above(sums, target)
-    before = sums.gather(1, (block - 1).clamp_(min=0).unsqueeze(1)).squeeze(1)
-    target = target - before.where(block > 0, 0.0)
-    inside = blocks[torch.arange(rows, device=weights.device), block].cumsum(dim=-1, dtype=torch.float64)
-    place = _first_above(inside, _below(target, inside[:, -1]))
-    return (block * BLOCK + place).clamp_(max=vocab_size - 1)  # a row of NaN finds nothing
-
-
-def _below(target: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    return torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
-
-
-def _first_above(sums: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return torch.searchsorted(sums, target.unsqueeze(1), right=True).squeeze(1).clamp_(max=sums.shape[1] - 1)
+def _gumbels(size: int, keys: NoiseKeys, device: torch.device) -> torch.Tensor:
+    """[n, size] the noise of ``sampling_rng``: words of 32 bits are held in int64, where no product overflows."""
+    mask, multiplier = (torch.from_numpy(one.astype(np.int64)).to(device).unsqueeze(1) for one in keys)
+    words = torch.arange(size, device=device) ^ mask
+    words.mul_(multiplier).bitwise_and_(_WORD)
+    for shift, fixed in zip(MIX_SHIFTS, MIX_MULTIPLIERS, strict=True):
+        words.bitwise_xor_(words >> shift).mul_(fixed).bitwise_and_(_WORD)
+    return words.double().add_(0.5).div_(-WORDS).log1p_().neg_().log_().neg_()
 
 
 def _least_by_rank(candidates: torch.Tensor, filters: Filters) -> torch.Tensor:

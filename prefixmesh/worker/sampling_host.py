@@ -6,9 +6,11 @@ are mostly thrown away. So a row is first narrowed to *candidates*, among which 
 after that is about some hundred numbers.
 
 What finds the candidates (how many columns, which look) never changes the choice: it is the one that ``sampling`` defines,
-whatever shares the batch. No sum runs from one row into another, and none depends on how wide others make the arrays.
+whatever shares the batch. A token's noise is the same whichever others are looked at, no sum runs from one row into another, and none
+depends on how wide others make the arrays.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -16,7 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from prefixmesh.worker.messages import EngineSampling
-from prefixmesh.worker.sampling_rng import uniforms
+from prefixmesh.worker.sampling_rng import (
+    NoiseKeys,
+    WordArray,
+    gumbels,
+    noise_keys,
+    noise_words,
+    word_bounds,
+)
 
 FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]
@@ -34,14 +43,17 @@ one pass finds, and above which hardly more than k are. Sorting so many takes le
 COLUMNS_PER_RANK: Final = 4
 """With four columns for each of k ranks, 15 % more than k candidates are expected."""
 
-LOOKS: Final = (64, 512)
-"""``top_p`` looks among so many likeliest first, which nearly always reach it; rows where they do not are looked at whole."""
+LOOK: Final = 64
+"""``top_p`` looks among so many likeliest first, which often reach it; rows where they do not are looked at whole."""
 
 BUCKET_SHIFT: Final = 16
 """Of 32 bits: what is left is the exponent and 7 bits of the fraction, so that a bucket spans less than 1 % of its weights."""
 
-BLOCK: Final = 256
-"""Inverting a whole row finds a block by the blocks' sums, then the place in it: a running sum over all takes ten times as long."""
+CHUNK: Final = 65_536
+"""Ids for which words of noise are made at once: 256 KiB, twice, which stay near the core."""
+
+FARTHEST: Final = 30.0
+"""Noise is between -3.1 and 22.9, so that a token whose score is 26.1 or more below the best is never chosen."""
 
 LEAST_TEMPERATURE: Final = 1e-30
 """Anything above 0 and below this is this: float32 must not take it for 0."""
@@ -59,8 +71,8 @@ class Filters(NamedTuple):
 
     top_p: DoubleArray
     min_p: FloatArray
-    chance: DoubleArray
-    """Each row's random number, in [0, 1)."""
+    keys: NoiseKeys
+    """Of each row's noise."""
 
     @classmethod
     def of(cls, params: Sequence[EngineSampling], indices: Sequence[int], vocab_size: int) -> "Filters":
@@ -70,7 +82,7 @@ class Filters(NamedTuple):
             np.array([one.top_k if one.top_k < vocab_size else 0 for one in params], dtype=np.int64),
             np.array([one.top_p for one in params], dtype=np.float64),
             np.array([one.min_p for one in params], dtype=np.float32),
-            uniforms(
+            noise_keys(
                 np.array([one.seed for one in params], dtype=np.uint64), np.array(indices, dtype=np.uint64)
             ),
         )
@@ -78,21 +90,27 @@ class Filters(NamedTuple):
     def take(self, rows: IndexArray | slice) -> "Filters":
         """Those of some rows."""
         return Filters(
-            self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.chance[rows]
+            self.temperature[rows],
+            self.top_k[rows],
+            self.top_p[rows],
+            self.min_p[rows],
+            self.keys.take(rows),
         )
 
 
 def choose(logits: FloatArray, largest: FloatArray, filters: Filters) -> IndexArray:
     """[n] token ids for ``logits`` [n, vocab], whose row maxima are ``largest`` [n] and finite.
 
-    One pass over rows with ``top_k``, or with ``min_p`` and no ``top_p``; exponentials of the whole row for others, and sums by buckets
-    where ``top_p`` keeps very many.
+    One pass over rows with ``top_k``, or with ``min_p`` and no ``top_p``; words of noise for the whole row where nothing is left out;
+    exponentials of the whole row for ``top_p`` alone, both where it keeps many.
     """
     chosen = np.zeros(len(logits), dtype=np.int64)
     is_narrow = (filters.top_k > 0) | ((filters.min_p > 0.0) & (filters.top_p >= 1.0))
+    is_summed = ~is_narrow & (filters.top_p < 1.0)
     for choose_some, mask, size in (
         (_choose_narrow, is_narrow, NARROW_ROWS),
-        (_choose_wide, ~is_narrow, WIDE_ROWS),
+        (_choose_by_sum, is_summed, WIDE_ROWS),
+        (_choose_from_all, ~(is_narrow | is_summed), WIDE_ROWS),
     ):
         rows = np.flatnonzero(mask)
         for start in range(0, len(rows), size):
@@ -123,48 +141,117 @@ def _choose_narrow(logits: FloatArray, largest: FloatArray, filters: Filters) ->
     bound = np.maximum(_rank_bound(logits, filters.top_k), _min_p_bound(largest, filters))
     ids, values = _gather(logits, bound, padding=-np.inf)
     kth = _ranked(np.sort(values, axis=-1), filters.top_k)
-    weights = _weights(values, largest, filters.temperature)
+    scores = _scores(values, largest, filters.temperature)
+    weights = np.exp(scores)
     weights[values < kth[:, None]] = 0.0
     falling = np.sort(weights, axis=-1)[:, ::-1]
     sums = falling.cumsum(axis=-1, dtype=np.float64)
     least, _ = _nucleus(falling, sums, sums[:, -1] * filters.top_p)
     least[filters.top_p >= 1.0] = 0.0
-    return _invert_few(ids, weights, np.maximum(least, filters.min_p), filters.chance)
+    least = np.maximum(least, filters.min_p)
+    return _best_of_few(ids, scores, (weights > 0.0) & (weights >= least[:, None]), filters.keys)
 
 
-def _choose_wide(logits: FloatArray, largest: FloatArray, filters: Filters) -> IndexArray:
-    """Rows for which the weights of the whole vocabulary must be summed."""
-    weights = _weights(logits, largest, filters.temperature)
-    blocks = _block_sums(weights)
-    chosen = np.zeros(len(weights), dtype=np.int64)
-    limited = filters.top_p < 1.0
-    free, left = np.flatnonzero(~limited), np.flatnonzero(limited)
-    if len(free):
-        chosen[free] = _invert(weights, blocks, free, filters.chance[free])
-    wanted = blocks[:, -1] * filters.top_p
-    for look in LOOKS:
-        if not len(left):
-            return chosen
-        own = filters.take(left)
-        some = weights[_contiguous(left)]
-        bound = _rank_bound(some, np.full(len(left), min(look, some.shape[1])))
-        ids, candidates = _gather(some, bound, padding=0.0)
-        falling = np.sort(candidates, axis=-1)[:, ::-1]
-        sums = falling.cumsum(axis=-1, dtype=np.float64)
-        least, reached = _nucleus(falling, sums, wanted[left])
-        picked = _invert_few(ids, candidates, np.maximum(least, own.min_p), own.chance)
-        chosen[left[reached]] = picked[reached]
-        left = left[~reached]
-    for row in left.tolist():
-        chosen[row] = _choose_from_all(weights[row], wanted[row], filters.min_p[row], filters.chance[row])
+def _choose_by_sum(logits: FloatArray, largest: FloatArray, filters: Filters) -> IndexArray:
+    """Rows with ``top_p`` and no ``top_k``, for which the weights of the whole vocabulary must be summed."""
+    weights = _scores(logits, largest, filters.temperature)
+    np.exp(weights, out=weights)
+    wanted = weights.sum(axis=-1, dtype=np.float64) * filters.top_p
+    look = np.full(len(weights), min(LOOK, weights.shape[1]))
+    ids, candidates = _gather(weights, _rank_bound(weights, look), padding=0.0)
+    falling = np.sort(candidates, axis=-1)[:, ::-1]
+    least, reached = _nucleus(falling, falling.cumsum(axis=-1, dtype=np.float64), wanted)
+    kept = candidates >= np.maximum(least, filters.min_p)[:, None]
+    scores = _scores(np.take_along_axis(logits, ids, axis=-1), largest, filters.temperature)
+    chosen = _best_of_few(ids, scores, kept, filters.keys)
+    left = np.flatnonzero(~reached)
+    if len(left):
+        rows = _contiguous(left)
+        chosen[rows] = _choose_from_most(
+            logits[rows], largest[rows], weights[rows], wanted[rows], filters.take(rows)
+        )
     return chosen
 
 
-def _choose_from_all(weights: FloatArray, wanted: float, min_p: float, chance: float) -> int:
-    """One row of which so much is kept that all of it must be looked at."""
-    least = np.maximum(_nucleus_of_row(weights, wanted), np.float32(min_p))
-    kept = np.where(weights >= least, weights, np.float32(0.0))[None]
-    return int(_invert(kept, _block_sums(kept), np.array([0]), np.array([chance]))[0])
+def _choose_from_most(
+    logits: FloatArray, largest: FloatArray, weights: FloatArray, wanted: DoubleArray, filters: Filters
+) -> IndexArray:
+    """Rows of which ``top_p`` keeps much. The best of all is nearly always kept, and is then the best of what is kept: where the
+    nucleus ends must only be found when it is not."""
+    chosen = _choose_from_all(logits, largest, filters)
+    for row, best in enumerate(chosen.tolist()):
+        some, own, min_p = weights[row], weights[row, best], filters.min_p[row]
+        if own >= min_p and np.where(some > own, some, np.float32(0.0)).sum(dtype=np.float64) < wanted[row]:
+            continue
+        least = np.maximum(_nucleus_of_row(some, wanted[row]), min_p)
+        one = slice(row, row + 1)
+        kept = np.where(some >= least, logits[one], np.float32(-np.inf))
+        chosen[row] = _choose_from_all(kept, largest[one], filters.take(one))[0]
+    return chosen
+
+
+def _choose_from_all(logits: FloatArray, largest: FloatArray, filters: Filters) -> IndexArray:
+    """Rows without filters; logits of minus infinity are left out.
+
+    The likeliest tokens' sums of score and noise come first. All others have a lower score than these, so that only few of them, those
+    of the largest noise, can still be above the best sum: words of noise are made for all, numbers of noise for these.
+    """
+    bound = _rank_bound(logits, np.full(len(logits), math.isqrt(logits.shape[1])))
+    farthest = largest - np.float32(FARTHEST) * filters.temperature
+    ids, values = _gather(logits, np.maximum(bound, farthest), padding=-np.inf)
+    sums = _scores(values, largest, filters.temperature) + gumbels(noise_words(ids, filters.keys))
+    each, place = np.arange(len(ids)), sums.argmax(axis=-1)
+    chosen: IndexArray = ids[each, place]
+    best: DoubleArray = sums[each, place]
+    left = np.flatnonzero(bound > farthest)
+    if len(left):
+        least = best[left] - (bound[left] - largest[left]) / filters.temperature[left]
+        _look_at_lucky(chosen, best, left, least, logits, largest, filters)
+    return chosen
+
+
+def _look_at_lucky(
+    chosen: IndexArray,
+    best: DoubleArray,
+    rows: IndexArray,
+    least: DoubleArray,
+    logits: FloatArray,
+    largest: FloatArray,
+    filters: Filters,
+) -> None:
+    """Put into ``chosen`` the tokens of ``rows`` with noise of ``least`` [len(rows)] or more whose sum is above the row's ``best``."""
+    limits = word_bounds(least)
+    found = [
+        _lucky(logits.shape[1], filters.keys.take(slice(row, row + 1)), limit)
+        for row, limit in zip(rows.tolist(), limits, strict=True)
+    ]
+    ids, words = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    row = np.repeat(rows, [len(some) for some, _ in found])
+    scores = _scores(logits[row, ids][:, None], largest[row], filters.temperature[row])[:, 0]
+    sums = scores + gumbels(words)
+    better = np.flatnonzero(sums > best[row])
+    for place in better[np.argsort(sums[better])].tolist():  # the best of a row comes last
+        chosen[row[place]] = ids[place]
+
+
+def _lucky(size: int, keys: NoiseKeys, limit: np.uint32) -> tuple[IndexArray, WordArray]:
+    """Ids below ``size`` whose words are at most ``limit``, and those words."""
+    ids, found = [], []
+    for start in range(0, size, CHUNK):
+        words = noise_words(np.arange(start, min(start + CHUNK, size), dtype=np.uint32), keys)[0]
+        places = np.flatnonzero(words <= limit)
+        ids.append(places + start)
+        found.append(words[places])
+    return np.concatenate(ids), np.concatenate(found)
+
+
+def _best_of_few(
+    ids: IndexArray, scores: FloatArray, kept: npt.NDArray[np.bool_], keys: NoiseKeys
+) -> IndexArray:
+    """[n] of the ids [n, m] that are kept, those with the largest sum of score and noise."""
+    sums = np.where(kept, scores + gumbels(noise_words(ids, keys)), -np.inf)
+    chosen: IndexArray = ids[np.arange(len(ids)), sums.argmax(axis=-1)]
+    return chosen
 
 
 def _nucleus_of_row(weights: FloatArray, wanted: float) -> np.float32:
@@ -224,13 +311,13 @@ def _gather(values: FloatArray, bound: FloatArray, padding: float) -> tuple[Inde
     return ids, found
 
 
-def _weights(values: FloatArray, largest: FloatArray, temperature: FloatArray) -> FloatArray:
-    """Probabilities of logits, the likeliest's being 1. Subtracted before the division, so that a tiny temperature underflows to 0
-    and never overflows."""
-    weights: FloatArray = values - largest[:, None]
+def _scores(values: FloatArray, largest: FloatArray, temperature: FloatArray) -> FloatArray:
+    """Natural logarithms of the tokens' weights, the likeliest's being 0. Subtracted before the division, so that a tiny temperature
+    gives minus infinity and never infinity."""
+    scores: FloatArray = values - largest[:, None]
     with np.errstate(over="ignore"):
-        weights /= temperature[:, None]
-    return np.exp(weights, out=weights)
+        scores /= temperature[:, None]
+    return scores
 
 
 def _nucleus(
@@ -243,38 +330,3 @@ def _nucleus(
     place = (sums < wanted[:, None]).sum(axis=-1)
     reached = place < falling.shape[1]
     return falling[np.arange(len(falling)), np.minimum(place, falling.shape[1] - 1)], reached
-
-
-def _invert_few(ids: IndexArray, weights: FloatArray, least: FloatArray, chance: DoubleArray) -> IndexArray:
-    """[n] ids where the running sum of the weights from ``least`` on first exceeds ``chance`` of the whole sum."""
-    sums = np.where(weights >= least[:, None], weights, np.float32(0.0)).cumsum(axis=-1, dtype=np.float64)
-    target = _below(chance * sums[:, -1], sums[:, -1])
-    chosen: IndexArray = ids[np.arange(len(ids)), (sums <= target[:, None]).sum(axis=-1)]
-    return chosen
-
-
-def _block_sums(weights: FloatArray) -> DoubleArray:
-    """[n, blocks] running sums of each row at the blocks' ends."""
-    starts = np.arange(0, weights.shape[1], BLOCK)
-    return np.add.reduceat(weights, starts, axis=1, dtype=np.float64).cumsum(axis=-1)
-
-
-def _invert(weights: FloatArray, blocks: DoubleArray, rows: IndexArray, chance: DoubleArray) -> IndexArray:
-    """``_invert_few`` for ``rows`` of whole rows with their block sums. A place of weight 0 is never chosen: a target is strictly
-    below the sum that it is sought in."""
-    sums, each = blocks[rows], np.arange(len(rows))
-    target = _below(chance * sums[:, -1], sums[:, -1])
-    block = (sums <= target[:, None]).sum(axis=-1)
-    target = target - np.where(block > 0, sums[each, block - 1], 0.0)
-    places = block[:, None] * BLOCK + np.arange(BLOCK)
-    last = weights.shape[1] - 1
-    inside = np.where(
-        places <= last, weights[rows[:, None], np.minimum(places, last)], np.float32(0.0)
-    ).cumsum(axis=-1, dtype=np.float64)
-    target = _below(target, inside[:, -1])
-    chosen: IndexArray = places[each, (inside <= target[:, None]).sum(axis=-1)]
-    return chosen
-
-
-def _below(target: DoubleArray, total: DoubleArray) -> DoubleArray:
-    return np.minimum(target, np.nextafter(total, 0.0))

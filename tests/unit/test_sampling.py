@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from prefixmesh.worker import sampling_device, sampling_host
 from prefixmesh.worker.messages import EngineSampling
-from prefixmesh.worker.sampling import sample, sample_on_device, sample_on_host
-from prefixmesh.worker.sampling_rng import uniforms
+from prefixmesh.worker.sampling import margins, sample, sample_on_device, sample_on_host
+from prefixmesh.worker.sampling_rng import gumbels, noise_keys, noise_words
 
-VOCAB = 300  # more than a block, and no multiple of one
+VOCAB = 300
 
 
 def params(
@@ -63,14 +63,18 @@ def naive_choice(logits: torch.Tensor, p: EngineSampling, index: int) -> int:
             if reached >= p.top_p * total:
                 break
         kept = nucleus
-    kept = sorted(i for i in kept if weights[i] >= p.min_p)
-    chance = uniforms(np.array([p.seed], np.uint64), np.array([index], np.uint64))[0]
-    target, reached = chance * sum(weights[i] for i in kept), 0.0
-    for i in kept:
-        reached += weights[i]
-        if reached > target:
-            return i
-    return kept[-1]
+    sums = {
+        i: (values[i] - max(values)) / temperature + noise(p.seed, index, i)
+        for i in kept
+        if weights[i] >= p.min_p
+    }
+    return max(sums, key=lambda i: sums[i])
+
+
+def noise(seed: int, index: int, token_id: int) -> float:
+    """One token's, by itself."""
+    keys = noise_keys(np.array([seed], np.uint64), np.array([index], np.uint64))
+    return float(gumbels(noise_words(np.array([token_id]), keys))[0, 0])
 
 
 ROWS = st.lists(st.tuples(PARAMS, st.integers(0, 100)), min_size=1, max_size=6)
@@ -102,16 +106,16 @@ def test_same_seed_same_token_whatever_shares_the_batch(rows: list[tuple[EngineS
 def test_how_candidates_are_found_changes_no_token(
     rows: list[tuple[EngineSampling, int]], spread: float
 ) -> None:
-    """Narrow columns with a rest, looks that are too short, small blocks, few rows at once."""
+    """Narrow columns with a rest, a look that is too short, noise in small chunks, few rows at once."""
     logits = random_logits(len(rows), spread=spread)
     whole = sample(logits, [p for p, _ in rows], [index for _, index in rows]).token_ids
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
-            "COLUMNS": 7, "COLUMNS_PER_RANK": 2, "LOOKS": (2, 5), "BLOCK": 7, "NARROW_ROWS": 2, "WIDE_ROWS": 1, "BUCKET_SHIFT": 22
+            "COLUMNS": 7, "COLUMNS_PER_RANK": 2, "LOOK": 3, "CHUNK": 7, "NARROW_ROWS": 2, "WIDE_ROWS": 1, "BUCKET_SHIFT": 22
         }.items():  # fmt: skip
             patch.setattr(sampling_host, name, value)
         patch.setattr(sampling_device, "TOP_P_LOOKS", (2, 5))
-        patch.setattr(sampling_device, "BLOCK", 7)
+        patch.setattr(sampling_device, "ROWS", 2)
         for take in (sample_on_host, sample_on_device):
             assert take(logits, [p for p, _ in rows], [index for _, index in rows]).token_ids == whole
 
@@ -138,16 +142,99 @@ def test_a_real_vocabulary_in_a_large_mixed_batch_gives_what_each_row_gives_alon
     assert sample_on_device(logits, rows, list(range(len(rows)))).token_ids == together
 
 
-def test_frequencies_follow_the_probabilities() -> None:
-    """20,000 draws at temperature 0.7: within five standard deviations, each token."""
-    draws = 20_000
+DRAWS = 8_000
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        params(1.0),
+        params(0.7),
+        params(3.0),
+        params(0.7, top_k=20),
+        params(0.7, top_p=0.8),
+        params(3.0, top_p=0.95),
+        params(1.5, min_p=0.05),
+        params(1.5, 40, 0.9, 0.02),
+        params(1.5, top_p=0.9, min_p=0.02),
+    ],
+    ids=lambda p: f"t{p.temperature}-k{p.top_k}-p{p.top_p}-m{p.min_p}",
+)
+def test_frequencies_follow_the_probabilities(kind: EngineSampling) -> None:
+    """Chi-square over 8,000 draws: 100 consecutive indices of answers with 80 consecutive seeds; rare tokens together."""
     logits = random_logits(1)
-    chosen = sample(
-        logits.expand(draws, VOCAB).contiguous(), [params(0.7, seed=3)] * draws, list(range(draws))
-    ).token_ids
-    expected = torch.softmax(logits[0].double() / 0.7, 0).numpy()
-    found = np.bincount(chosen, minlength=VOCAB) / draws
-    assert (np.abs(found - expected) <= 5 * np.sqrt(expected * (1 - expected) / draws) + 1e-4).all()
+    rows = [msgspec.structs.replace(kind, seed=number // 100) for number in range(DRAWS)]
+    indices = [number % 100 for number in range(DRAWS)]
+    chosen = sample(logits.expand(DRAWS, VOCAB).contiguous(), rows, indices).token_ids
+    expected = DRAWS * probabilities(logits[0], kind)
+    found = np.bincount(chosen, minlength=VOCAB)
+    assert not found[expected == 0.0].any()
+    often = expected >= 10.0
+    observed, wanted = found[often].astype(float), expected[often]
+    if (rare := expected[~often].sum()) >= 10.0:
+        observed, wanted = np.append(observed, found[~often].sum()), np.append(wanted, rare)
+    freedom = len(wanted) - 1
+    deviation = (((observed - wanted) ** 2 / wanted).sum() - freedom) / math.sqrt(2 * freedom)
+    assert deviation < 4.0  # standard deviations
+
+
+def probabilities(logits: torch.Tensor, p: EngineSampling) -> np.ndarray:
+    """[vocab] what one row with such parameters draws by, as the definitions say."""
+    weights = torch.softmax(logits.double() / p.temperature, 0).numpy()
+    falling = np.sort(weights)[::-1]
+    if p.top_k:
+        weights = np.where(weights >= falling[p.top_k - 1], weights, 0.0)
+        falling = np.sort(weights)[::-1]
+    if p.top_p < 1.0:
+        last = int(np.searchsorted(falling.cumsum(), p.top_p * weights.sum()))
+        weights = np.where(weights >= falling[last], weights, 0.0)
+    weights = np.where(weights >= p.min_p * weights.max(), weights, 0.0)
+    share: np.ndarray = weights / weights.sum()
+    return share
+
+
+def test_neighbours_in_an_answer_are_drawn_independently() -> None:
+    """Chi-square of pairs of draws from eight equal tokens: at consecutive indices, and with consecutive seeds."""
+    logits = torch.zeros((DRAWS, 8))
+    for rows, indices in (
+        ([params(seed=7)] * DRAWS, list(range(DRAWS))),
+        ([params(seed=number) for number in range(DRAWS)], [5] * DRAWS),
+    ):
+        chosen = np.array(sample(logits, rows, indices).token_ids)
+        counts = np.bincount(chosen[:-1] * 8 + chosen[1:], minlength=64)
+        expected = (DRAWS - 1) / 64
+        assert (((counts - expected) ** 2 / expected).sum() - 63) / math.sqrt(126) < 4.0
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(rows=ROWS, seed=st.integers(0, 1000), scale=st.sampled_from([0.02, 0.3]))
+def test_a_draw_changes_only_where_logits_change_by_half_its_margin(
+    rows: list[tuple[EngineSampling, int]], seed: int, scale: float
+) -> None:
+    """Among what filters keep: without them, no change below the margin changes a token, whatever the temperature."""
+    free = [(msgspec.structs.replace(p, top_k=0, top_p=1.0, min_p=0.0), index) for p, index in rows]
+    kinds, indices = [p for p, _ in free], [index for _, index in free]
+    logits = random_logits(len(free), seed)
+    found = margins(logits, kinds, indices)
+    noise = np.random.default_rng(seed).uniform(-scale, scale, logits.shape).astype(np.float32)
+    before = sample(logits, kinds, indices).token_ids
+    after = sample(logits + torch.from_numpy(noise), kinds, indices).token_ids
+    for margin, one, other in zip(found, before, after, strict=True):
+        assert one == other or margin <= 2 * scale + 1e-6
+
+
+def test_the_margin_is_what_the_second_best_lacks() -> None:
+    """Greedy, and drawn: with so much more, and no less, the second is chosen; alone, a token has no rival."""
+    logits = random_logits(1)
+    for kind in (params(0.0), params(1.7, seed=8), params(0.4, 30, 0.95, 0.001, 2)):
+        [chosen] = sample(logits, [kind], [4]).token_ids
+        [margin] = margins(logits, [kind], [4])
+        less, more = logits.clone(), logits.clone()
+        less[0, chosen] -= margin * 0.99
+        more[0, chosen] -= margin * 1.01
+        assert sample(less, [kind], [4]).token_ids == [chosen]
+        assert sample(more, [kind], [4]).token_ids != [chosen]
+    assert margins(logits, [params(top_k=1)], [0]) == [math.inf]
 
 
 def test_equal_logits_at_a_threshold_are_all_kept() -> None:
