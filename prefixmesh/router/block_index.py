@@ -157,7 +157,7 @@ class BlockIndex:
     ) -> Matches:
         """How many leading blocks every slot holds, or is ``predicted`` to hold: slots' bits by name, always a prompt's first blocks.
 
-        Changes nothing. O(blocks walked / STRETCH), and O(STRETCH) for every fall.
+        Changes nothing. O(blocks walked / STRETCH), and up to O(STRETCH) for every fall.
         """
         if not fingerprints:
             return Matches([], [])
@@ -169,10 +169,8 @@ class BlockIndex:
         for start in range(0, len(fingerprints), STRETCH):
             stretch = fingerprints[start : start + STRETCH]
             name = stretch[-1]
-            if (
-                shards[name >> SHARD_SHIFT].get(name, NOBODY) == last
-                and predicted.get(name, 0) == last_expected
-            ):
+            end, end_expected = shards[name >> SHARD_SHIFT].get(name, NOBODY), predicted.get(name, 0)
+            if end == last and end_expected == last_expected:
                 continue
             for depth, name in enumerate(stretch, start):
                 number = shards[name >> SHARD_SHIFT].get(name, NOBODY)
@@ -184,6 +182,8 @@ class BlockIndex:
                 device.narrow(on_device, depth)
                 if not total.narrow(on_device | host_of[number], depth):
                     return Matches(device.falls, total.falls)
+                if number == end and expected == end_expected:
+                    break  # and so has the rest of the stretch
         device.narrow(0, len(fingerprints))
         total.narrow(0, len(fingerprints))
         return Matches(device.falls, total.falls)

@@ -1,4 +1,7 @@
-"""The router's index beside a naive one: sets of names per slot and tier, and a walk written out."""
+"""The router's index beside a naive one: sets of names per slot and tier, and a walk written out.
+
+What is held and expected is what caches can hold: no block without all that come before it, on either tier.
+"""
 
 from typing import Any
 
@@ -8,14 +11,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from prefixmesh.cache.tier import Tier
 from prefixmesh.ids import Fingerprint
-from prefixmesh.router.block_index import BlockIndex, Fall
+from prefixmesh.router.block_index import STRETCH, BlockIndex, Fall
 from prefixmesh.router.predictions import Prediction, Predictions
 
-# Few names, in shards of their own and in one: prompts often share their first blocks.
-NAMES = [Fingerprint(number << 54 | number % 3) for number in range(6)] + [
-    Fingerprint(7 << 54 | number) for number in range(6)
-]
-prompts = st.lists(st.sampled_from(NAMES), max_size=6, unique=True)
+# A trunk that forks, its names in shards of their own and in one; longer than a few stretches of the walk.
+TRUNK = [Fingerprint(number << 54 | number % 3) for number in range(STRETCH + 3)]
+FORKS = (
+    [Fingerprint(7 << 54 | 100 + number) for number in range(2 * STRETCH)],
+    [Fingerprint(900 + number << 54) for number in range(STRETCH + 1)],
+)
+paths = st.sampled_from([TRUNK + fork for fork in FORKS])
+prompts = paths.flatmap(lambda path: st.integers(0, len(path)).map(lambda end: path[:end]))
 tiers = st.sampled_from(list(Tier))
 
 
@@ -50,9 +56,13 @@ class BlockIndexMachine(RuleBasedStateMachine):
         self.held[slot][tier].update(names)
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), names=prompts, tier=tiers)
-    def removed(self, data: st.DataObject, names: list[Fingerprint], tier: Tier) -> None:
+    @rule(data=st.data(), path=paths, tier=tiers, whole=st.booleans())
+    def removed(self, data: st.DataObject, path: list[Fingerprint], tier: Tier, whole: bool) -> None:
+        """Everything behind some place of a path; with the trunk's end go both forks."""
         slot = self._draw_slot(data)
+        start = data.draw(st.integers(0 if whole else len(TRUNK), len(path)))
+        behind = [name for fork in FORKS for name in fork] if start < len(TRUNK) else []
+        names = list(dict.fromkeys(path[start:] + behind))
         self.index.removed(slot, tier, names)
         self.held[slot][tier].difference_update(names)
 

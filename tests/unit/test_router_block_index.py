@@ -176,7 +176,8 @@ def test_a_walk_in_stretches_finds_what_looking_up_every_block_would(
 ) -> None:
     """Workers that hold so many leading blocks on the device, so many more on the host, and are to hold so many soon."""
     index = BlockIndex(max_blocks=1000)
-    chain, masks = names(0, 7 * STRETCH), {}
+    chain = names(0, 7 * STRETCH)
+    masks: dict[Fingerprint, int] = {}
     on_device, in_all = {}, {}
     for held, further, soon in zip(device, behind, expected, strict=False):
         slot = index.open_slot()
