@@ -1,0 +1,51 @@
+"""Leases over a ``StateStore``: at most one of several routers does a thing, and another takes over when it stops.
+
+A lease is an entry that names its owner and its end, and every step is a write that depends on the version read before, so any store
+that can compare and set will do. Time is the caller's: seconds that all who compete read alike. Whoever has missed a renewal must
+stop what the lease was for by its end, by its own clock; clocks that differ shorten that.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from prefixmesh.router.state_store import ABSENT, StateStore
+
+
+class Lease(NamedTuple):
+    """A lease that is held until ``expires_at``."""
+
+    key: str
+    owner: str
+    expires_at: float
+    version: int
+
+
+class _Record(msgspec.Struct, frozen=True):
+    owner: str
+    expires_at: float
+
+
+async def take_lease(store: StateStore, key: str, owner: str, ttl_s: float, now: float) -> Lease | None:
+    """Hold ``key`` for ``ttl_s`` from ``now``; None while another owner does, or has just been quicker. One's own is renewed."""
+    entry = await store.get(key)
+    if entry is not None:
+        record = msgspec.json.decode(entry.value, type=_Record)
+        if record.owner != owner and record.expires_at > now:
+            return None
+    return await _write(store, key, owner, now + ttl_s, ABSENT if entry is None else entry.version)
+
+
+async def renew_lease(store: StateStore, lease: Lease, ttl_s: float, now: float) -> Lease | None:
+    """Hold it for ``ttl_s`` from ``now``; None when it was lost: it ran out and somebody else took it."""
+    return await _write(store, lease.key, lease.owner, now + ttl_s, lease.version)
+
+
+async def release_lease(store: StateStore, lease: Lease) -> bool:
+    """Let others have it at once; False when it was lost already, and then theirs stays."""
+    return await store.delete(lease.key, expect=lease.version)
+
+
+async def _write(store: StateStore, key: str, owner: str, expires_at: float, expect: int) -> Lease | None:
+    version = await store.put(key, msgspec.json.encode(_Record(owner, expires_at)), expect=expect)
+    return None if version is None else Lease(key, owner, expires_at, version)
