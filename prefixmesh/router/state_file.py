@@ -58,9 +58,9 @@ class FileStore:
         """See ``StateStore``."""
         return self._table.get(key)
 
-    async def list(self, prefix: str) -> list[Entry]:
+    async def entries(self, prefix: str) -> list[Entry]:
         """See ``StateStore``."""
-        return self._table.list(prefix)
+        return self._table.entries(prefix)
 
     async def put(self, key: str, value: bytes, *, expect: int | None = None) -> int | None:
         """See ``StateStore``."""
@@ -84,7 +84,7 @@ class FileStore:
                 self._lock_file = -1
 
     def _present(self, prefix: str) -> list[Entry]:
-        return self._table.list(prefix)  # of the table as it is then: every write makes a new one
+        return self._table.entries(prefix)  # of the table as it is then: every write makes a new one
 
     async def _write(self, change_table: Callable[[StateTable], Change | None]) -> Change | None:
         # To the end also where the caller is cancelled: what is on the disk and what is told must not part.
@@ -147,7 +147,7 @@ def _read(path: Path) -> StateTable:
 
 
 def _encode(table: StateTable) -> bytes:
-    return msgspec.json.encode(_Contents(FORMAT, table.version, table.list(""))) + b"\n"
+    return msgspec.json.encode(_Contents(FORMAT, table.version, table.entries(""))) + b"\n"
 
 
 def _replace(path: Path, data: bytes) -> None:

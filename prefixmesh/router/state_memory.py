@@ -20,9 +20,9 @@ class MemoryStore:
         """See ``StateStore``."""
         return self._table.get(key)
 
-    async def list(self, prefix: str) -> list[Entry]:
+    async def entries(self, prefix: str) -> list[Entry]:
         """See ``StateStore``."""
-        return self._table.list(prefix)
+        return self._table.entries(prefix)
 
     async def put(self, key: str, value: bytes, *, expect: int | None = None) -> int | None:
         """See ``StateStore``."""
@@ -41,7 +41,7 @@ class MemoryStore:
 
     def watch(self, prefix: str) -> AsyncGenerator[Change]:
         """See ``StateStore``."""
-        return self._watchers.watch(prefix, self._table.list)
+        return self._watchers.watch(prefix, self._table.entries)
 
     async def close(self) -> None:
         """See ``StateStore``."""

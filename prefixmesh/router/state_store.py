@@ -54,7 +54,7 @@ class StateStore(Protocol):
         """The entry of ``key``; None when there is none."""
         ...
 
-    async def list(self, prefix: str) -> list[Entry]:
+    async def entries(self, prefix: str) -> list[Entry]:
         """All entries whose keys begin with ``prefix``, sorted by key."""
         ...
 

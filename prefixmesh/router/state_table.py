@@ -33,7 +33,7 @@ class StateTable:
         """The entry of a key. O(1)."""
         return self._entries.get(key)
 
-    def list(self, prefix: str) -> list[Entry]:
+    def entries(self, prefix: str) -> list[Entry]:
         """Entries of all keys that begin so, sorted. O(entries)."""
         return sorted(entry for key, entry in self._entries.items() if key.startswith(prefix))
 

@@ -43,13 +43,13 @@ async def test_what_was_put_is_got(store: StateStore) -> None:
     assert first != second
 
 
-async def test_list_gives_one_prefix_in_order(store: StateStore) -> None:
+async def test_entries_of_one_prefix_in_order(store: StateStore) -> None:
     """A prefix is of the whole key: ``workers/`` is not ``workers2/``."""
     for key in ("workers/b", "workers2/x", "pins/p", "workers/a"):
         await store.put(key, key.encode())
-    assert [entry.key for entry in await store.list("workers/")] == ["workers/a", "workers/b"]
-    assert len(await store.list("")) == 4
-    assert await store.list("none/") == []
+    assert [entry.key for entry in await store.entries("workers/")] == ["workers/a", "workers/b"]
+    assert len(await store.entries("")) == 4
+    assert await store.entries("none/") == []
 
 
 async def test_write_that_expects_another_version_changes_nothing(store: StateStore) -> None:
@@ -96,7 +96,7 @@ async def test_one_of_many_writers_at_once_wins(store: StateStore) -> None:
 async def test_bad_key_is_refused_by_name(store: StateStore, key: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"key: must be 1 to {MAX_KEY_BYTES} bytes"):
         await store.put(key, b"")
-    assert await store.list("") == []
+    assert await store.entries("") == []
 
 
 async def test_large_value_is_refused_with_the_limit(store: StateStore) -> None:

@@ -30,7 +30,7 @@ async def test_state_survives_a_restart(tmp_path: Path) -> None:
     await store.delete("b")
     await store.close()
     again = FileStore(path)
-    assert await again.list("") == [Entry("a", b"\x00\xff", kept)]
+    assert await again.entries("") == [Entry("a", b"\x00\xff", kept)]
     assert await again.put("b", b"") == kept + 3
     await again.close()
 
@@ -158,7 +158,7 @@ def test_killed_writer_leaves_everything_it_was_told_is_done(tmp_path: Path) -> 
 
     async def read() -> list[Entry]:
         store = FileStore(path)
-        entries = await store.list("")
+        entries = await store.entries("")
         await store.close()
         return entries
 
