@@ -72,6 +72,16 @@ H100_8B: Final = TimingModel(
 )
 """A model of 8 billion parameters in bfloat16 on one H100: 32 layers, attention 4,096 wide, 128 KiB of KV a token."""
 
+H100X2_70B: Final = TimingModel(
+    step_ms=41.8,
+    prefill_ms_per_token=0.1414,
+    prefill_ms_per_token2=2.65e-6,
+    decode_ms_per_sequence=0.1414,
+    decode_ms_per_kv_token=9.8e-5,
+)
+"""A model of 70 billion parameters in bfloat16 on two H100: 80 layers, attention 8,192 wide, 320 KiB of KV a token. By the same
+arithmetic, with what the two cards have to tell each other left out."""
+
 QUICK: Final = TimingModel(
     step_ms=2.0, prefill_ms_per_token=0.02, prefill_ms_per_token2=1e-6, decode_ms_per_sequence=0.05
 )

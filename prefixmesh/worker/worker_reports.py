@@ -5,13 +5,12 @@ last. Changes of the load are told in bundles: the first after a quiet time at o
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from prefixmesh.cache.events import CacheSummary
 from prefixmesh.cache.ledger import Hits, LedgerRow, Misses
 from prefixmesh.worker.front_load import FrontLoad
 from prefixmesh.worker.messages import Stats
-from prefixmesh.worker.recent_stats import RecentStats
 from prefixmesh.worker.router_requests import OwnReader
 from prefixmesh.worker_report import PagePool, WorkerReport
 
@@ -69,12 +68,26 @@ class ReportPace:
         return True
 
 
+class EngineFigures(Protocol):
+    """What the engine has told of itself: ``RecentStats``, or a simulation's."""
+
+    @property
+    def last(self) -> Stats | None:
+        """What was told last; None before the first answer."""
+        ...
+
+    @property
+    def mark(self) -> float:
+        """The moment of the question that ``last`` answers (``FrontLoad.mark``)."""
+        ...
+
+
 class ReportMaker:
     """Makes the reports of one worker."""
 
     def __init__(
         self,
-        stats: RecentStats,
+        stats: EngineFigures,
         load: FrontLoad,
         is_draining: Callable[[], bool],
         unix_ms: Callable[[], int],
