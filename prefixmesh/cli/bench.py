@@ -4,6 +4,7 @@ import click
 
 from prefixmesh.cli.bench_cache import cache
 from prefixmesh.cli.bench_engine import engine
+from prefixmesh.cli.bench_index import index
 
 
 @click.group()
@@ -13,3 +14,4 @@ def bench() -> None:
 
 bench.add_command(cache)
 bench.add_command(engine)
+bench.add_command(index)
