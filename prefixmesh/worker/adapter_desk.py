@@ -318,6 +318,6 @@ class AdapterDesk:
         self._events.append(AdapterAnswer(question=question, error=error, field=field, problem=problem))
 
 
-def unknown_adapter(request_id: str) -> Refused:
+def refuse_nameless(request_id: str) -> Refused:
     """What a request of a content that no name means is told."""
     return Refused(request_id=request_id, field="adapter", problem=UNKNOWN, adapter_left=True)

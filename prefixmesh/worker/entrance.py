@@ -6,7 +6,7 @@ to the request's last event, whatever that is.
 
 from collections.abc import Callable, Iterable
 
-from prefixmesh.worker.adapter_desk import AdapterDesk, unknown_adapter
+from prefixmesh.worker.adapter_desk import AdapterDesk, refuse_nameless
 from prefixmesh.worker.answer_grammar import AnswerGrammar
 from prefixmesh.worker.grammar_queue import Compiled, GrammarQueue
 from prefixmesh.worker.messages import AdapterCommand, Ended, EndReason, Event, Refused, Submit
@@ -44,7 +44,7 @@ class Entrance:
         if request_id in self._grammars or request_id in self.adapters:
             return [Refused(request_id=request_id, field="request_id", problem=IN_USE)]
         if command.adapter and not self.adapters.knows(command.adapter):
-            return [unknown_adapter(request_id)]
+            return [refuse_nameless(request_id)]
         if command.sampling.has_grammar:
             self._grammars.begin(command, now)
             return []

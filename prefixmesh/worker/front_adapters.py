@@ -14,6 +14,7 @@ from prefixmesh.errors import AdapterChangedError, NotFoundError, OverloadedErro
 from prefixmesh.served_model import shown_name, unknown_adapter
 from prefixmesh.worker.engine_client import EngineClient
 from prefixmesh.worker.messages import AdapterInfo
+from prefixmesh.worker.unheard import look_at
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class FrontAdapters:
         if self._by_name:
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.create_task(self._learn_state())
-                self._asking.add_done_callback(_look_at)
+                self._asking.add_done_callback(look_at)
             await asyncio.wait({self._asking}, timeout=STATE_WAIT_S)
         return [self._by_name[name] for name in self.names()]
 
@@ -107,7 +108,7 @@ class FrontAdapters:
         leaving = self._leaving[name] = asyncio.create_task(self._engine.unload_adapter(name))
 
         def forget(ended: "asyncio.Task[None]") -> None:
-            _look_at(ended)
+            look_at(ended)
             if self._leaving.get(name) is ended:
                 del self._leaving[name]
 
@@ -123,7 +124,7 @@ class FrontAdapters:
 
         def leave(ended: "asyncio.Task[_T]") -> None:
             self._changes -= 1
-            _look_at(ended)
+            look_at(ended)
             if self._turns.get(name) is ended:
                 del self._turns[name]
 
@@ -141,9 +142,3 @@ async def _after(before: "asyncio.Task[Any] | None", change: Coroutine[Any, Any,
     if before is not None:
         await asyncio.wait({before})
     return await change
-
-
-def _look_at(ended: "asyncio.Task[Any]") -> None:
-    """Nobody may be left to be told that it failed, and that is no reason for a warning."""
-    if not ended.cancelled():
-        ended.exception()

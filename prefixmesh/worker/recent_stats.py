@@ -11,6 +11,7 @@ from typing import Final
 
 from prefixmesh.worker.engine_client import EngineClient
 from prefixmesh.worker.messages import Stats
+from prefixmesh.worker.unheard import look_at
 
 STATS_WAIT_S: Final = 0.2
 """How long whoever asks waits for figures newer than those told last."""
@@ -76,7 +77,7 @@ class RecentStats:
     def _ask(self) -> "asyncio.Task[None]":
         if not self._is_asking or self._asking is None:
             self._asking = asyncio.create_task(self._take_answer())
-            self._asking.add_done_callback(_look_at)
+            self._asking.add_done_callback(look_at)
         return self._asking
 
     async def _take_answer(self) -> None:
@@ -93,9 +94,3 @@ class RecentStats:
 
 def _ignore() -> None:
     """Nobody waits for answers."""
-
-
-def _look_at(asked: "asyncio.Task[None]") -> None:
-    """Nobody may be left to be told that a late question failed, and that is no reason for a warning."""
-    if not asked.cancelled():
-        asked.exception()

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from prefixmesh.errors import AdapterChangedError, InvalidRequestError, NotFoundError
+from prefixmesh.errors import AdapterChangedError, InvalidRequestError, NotFoundError, OverloadedError
 from prefixmesh.worker.engine_client import EngineClient
 from prefixmesh.worker.front_adapters import FrontAdapters
 from prefixmesh.worker.messages import AdapterInfo
@@ -169,6 +169,27 @@ async def test_a_change_goes_on_when_its_caller_leaves() -> None:
     await eventually(lambda: adapters.names() == ["clerk"])
     with pytest.raises(NotFoundError):
         await adapters.unload("poet")
+
+
+async def test_more_changes_than_may_wait_are_refused_and_the_room_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever asked may have left long ago, so callers do not bound them. A refused change is not begun later."""
+    monkeypatch.setattr("prefixmesh.worker.front_adapters.MAX_CHANGES", 3)
+    engine = Engine()
+    adapters = front(engine, adapter("poet", "d2"))
+    engine.gate("slow")
+    loads = [asyncio.create_task(adapters.load(f"clerk-{i}", "slow", pinned=False)) for i in range(3)]
+    await settle()
+    with pytest.raises(OverloadedError, match=r"^3 adapters are being loaded or unloaded already"):
+        await adapters.load("late", "quick", pinned=False)
+    with pytest.raises(OverloadedError):
+        await adapters.unload("poet")
+    engine.gates["slow"].set()
+    await asyncio.gather(*loads)
+    assert adapters.names() == ["clerk-0", "clerk-1", "clerk-2", "poet"]
+    await adapters.load("late", "quick", pinned=False)
+    assert engine.log.count("load late quick") == 1
 
 
 async def test_describing_does_not_wait_for_a_busy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
