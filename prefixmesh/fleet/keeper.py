@@ -23,7 +23,7 @@ from prefixmesh.fleet.events import FleetEvent, Report
 from prefixmesh.fleet.fleet import ROUTER, Endpoints, Fleet
 from prefixmesh.fleet.hold import hold_fleet
 from prefixmesh.fleet.plan import FleetRequest, plan_fleet
-from prefixmesh.fleet.precheck import check_request
+from prefixmesh.fleet.precheck import check_adapters, check_request
 from prefixmesh.fleet.ray_session import RaySession, open_session
 from prefixmesh.fleet_secret import load_or_create
 from prefixmesh.fleet_state import FleetState
@@ -61,6 +61,7 @@ def keep_fleet(request: FleetRequest, report: Report, grace_s: float) -> None:
     """
     with hold_fleet(), interruptible():
         request = prepare_model(check_request(request), report)
+        check_adapters(request)
         with fleet_session(request, report) as session:
             asyncio.run(_keep(request, session, report, grace_s))
     report(FleetEvent(kind="stopped"))

@@ -8,8 +8,14 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from prefixmesh.errors import ConfigError
+from prefixmesh.adapter_names import split_adapter_setting
+from prefixmesh.errors import ConfigError, InvalidRequestError
 from prefixmesh.fleet.plan import FleetRequest
+from prefixmesh.model_files.adapter_folder import AdapterRoot
+from prefixmesh.model_files.linear_sizes import LinearSizes
+from prefixmesh.model_files.model_config import read_model_config
+from prefixmesh.model_files.peft_adapter import inspect_adapter
+from prefixmesh.model_files.source import resolve_model
 from prefixmesh.rpc.identity import ApiKeys
 
 _CLIENT_SCHEME: Final = "ray://"
@@ -33,6 +39,24 @@ def check_request(request: FleetRequest) -> FleetRequest:
     path = Path(request.api_keys_file).expanduser().absolute()
     ApiKeys.from_file(path)
     return dataclasses.replace(request, api_keys_file=str(path))
+
+
+def check_adapters(request: FleetRequest) -> None:
+    """Look at the adapters that workers load at start as a worker will, but for their weights. Needs the model's files here.
+
+    Raises ConfigError. Milliseconds for each; nothing on a joined cluster, where adapters lie on each worker's own node.
+    """
+    engine = request.engine
+    if request.address is not None or not engine.adapters:
+        return
+    sizes = LinearSizes.of(read_model_config(resolve_model(engine.model)))
+    root = AdapterRoot(engine.adapter_root)
+    for setting in engine.adapters:
+        name, path = split_adapter_setting(setting)
+        try:
+            inspect_adapter(root, path, sizes)
+        except InvalidRequestError as error:
+            raise ConfigError(f"adapter {name} cannot be loaded from {path!r}: {error.problem}") from error
 
 
 def _check_installed(request: FleetRequest) -> None:

@@ -10,8 +10,9 @@ import pytest
 from prefixmesh.config import EngineConfig
 from prefixmesh.errors import ConfigError
 from prefixmesh.fleet.plan import FleetRequest
-from prefixmesh.fleet.precheck import check_request
+from prefixmesh.fleet.precheck import check_adapters, check_request
 from prefixmesh.rpc.identity import hash_key, new_key
+from tests.support.tiny_model import make_tiny_model
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
@@ -83,3 +84,18 @@ def test_an_adapter_root_is_named_in_full_and_must_be_there(
     assert check_request(FleetRequest(engine=engine, address="auto")).engine.adapter_root == "adapters"
     Path("adapters").mkdir()
     assert check_request(FleetRequest(engine=engine)).engine.adapter_root == str(tmp_path / "adapters")
+
+
+def test_an_adapter_that_no_worker_could_load_is_told_before_anything_starts(tmp_path: Path) -> None:
+    """By name and path. On a cluster that is only joined it may lie on other nodes."""
+    model = make_tiny_model(tmp_path / "tiny")
+    (tmp_path / "adapters" / "empty").mkdir(parents=True)
+    for path, problem in (("nowhere", "no folder"), ("empty", "adapter_config.json")):
+        engine = EngineConfig(
+            model=str(model), adapter_root=str(tmp_path / "adapters"), adapters=(f"clerk={path}",)
+        )
+        with pytest.raises(
+            ConfigError, match=f"^adapter clerk cannot be loaded from '{path}': .*({problem})"
+        ):
+            check_adapters(FleetRequest(engine=engine))
+        check_adapters(FleetRequest(engine=engine, address="auto"))
