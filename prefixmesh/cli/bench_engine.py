@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from prefixmesh.cli.bench_table import amount, bench_flags, print_table, verdict
+from prefixmesh.cli.bench_table import (
+    amount,
+    bench_flags,
+    print_table,
+    refuse_quick_check,
+    unjudged,
+    verdict,
+)
 from prefixmesh.cli.terminal import print_note
 
 if TYPE_CHECKING:
@@ -57,7 +64,10 @@ def engine(
         raise click.UsageError("--plot draws what --only savings finds")
     if check and processor_time:
         raise click.UsageError("--check holds times of all cores to targets, --processor-time takes others")
+    refuse_quick_check(check=check, quick=quick)
     report = _measure(names, quick=quick, processor_time=processor_time)
+    if quick:
+        report = dataclasses.replace(report, results=unjudged(report.results))
     if as_json:
         from prefixmesh.bench.engine_figures import as_json as to_json
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+_Result = TypeVar("_Result", bound=Any)
+"""A dataclass with a ``figure``, a dataclass with a ``target``: each bench has its own."""
 
 PIPE_WIDTH: Final = 160
 """Where no terminal sets a width: a figure stays on its line."""
@@ -47,6 +50,17 @@ def bench_flags(
         return command
 
     return decorate
+
+
+def refuse_quick_check(*, check: bool, quick: bool) -> None:
+    """Raise UsageError where what is no measure would be held to targets."""
+    if check and quick:
+        raise click.UsageError("--check holds figures to targets, --quick measures nothing")
+
+
+def unjudged(results: Sequence[_Result]) -> list[_Result]:
+    """Of a quick run: without targets, so that nothing is called met or missed."""
+    return [replace(one, figure=replace(one.figure, target=None)) for one in results]
 
 
 def amount(value: float | None) -> str:

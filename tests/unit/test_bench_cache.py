@@ -70,7 +70,7 @@ def test_quick_run_gives_every_figure_as_one_json_object() -> None:
         assert one["median"] > 0, one
         assert one["repeats"] >= 1, one
         assert one["calls"] >= 1, one
-        assert (one["met"] is None) == (one["target"] is None) == (one["scaled_target"] is None), one
+        assert one["met"] is one["target"] is one["scaled_target"] is None, one
         if one["unit"] in ("us", "ms"):
             assert one["median"] <= one["p99"] * 1.0001 + 1e-6, one
             assert one["p99"] <= one["max"] * 1.0001 + 1e-6, one
@@ -78,6 +78,15 @@ def test_quick_run_gives_every_figure_as_one_json_object() -> None:
     turns = [one for one in printed["figures"] if one["name"] == "turns"]
     assert all(0 < one["notes"]["hit_rate"] < 1 for one in turns)
     assert all(one["notes"]["evicted_tokens_per_turn"] > 0 for one in turns)
+
+
+def test_a_quick_run_is_held_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It measures nothing: no verdict in the table, and no check."""
+    missed = [measured(1e9)]
+    assert "missed" in run(monkeypatch, missed).stdout
+    assert "missed" not in run(monkeypatch, missed, "--quick").stdout
+    refused = run(monkeypatch, missed, "--quick", "--check")
+    assert (refused.exit_code, "--quick measures nothing" in refused.stderr) == (2, True)
 
 
 def test_only_takes_the_figures_that_are_named() -> None:
