@@ -17,8 +17,18 @@ REPORT_MS = 50
 class Follower:
     """One stream, followed message by message. Every event must apply; nothing is ever missed, doubled or out of order."""
 
-    def __init__(self, worker: Worker, resume_from: Any = None, view: CacheView | None = None) -> None:
-        request = pb.WatchCacheRequest(resume_from=encode_place(resume_from), report_interval_ms=REPORT_MS)
+    def __init__(
+        self,
+        worker: Worker,
+        resume_from: Any = None,
+        view: CacheView | None = None,
+        *,
+        router_id: str = "",
+        report_ms: int = REPORT_MS,
+    ) -> None:
+        request = pb.WatchCacheRequest(
+            resume_from=encode_place(resume_from), report_interval_ms=report_ms, router_id=router_id
+        )
         self.call = worker.control.WatchCache(request, metadata=worker.control_metadata())
         self.view = CacheView() if view is None else view
         self.kinds: list[str] = []

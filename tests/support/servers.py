@@ -59,8 +59,9 @@ class Worker:
         incarnation: int | None = None,
         secret: FleetSecret | None = None,
         adapter_digest: str = "",
+        **more: Any,
     ) -> Metadata:
-        """Metadata with a ticket for this worker, or a forged one."""
+        """Metadata with a ticket for this worker, or a forged one; ``more`` is what else ``Ticket`` has."""
         life = self.bound.incarnation if incarnation is None else incarnation
         note = Ticket(
             request_id=RequestId(request_id),
@@ -68,6 +69,7 @@ class Worker:
             namespace=Namespace(namespace),
             incarnation=Incarnation(life),
             adapter_digest=adapter_digest,
+            **more,
         )
         return ((TICKET_METADATA, sign(note, secret or self.secret)),)
 
