@@ -32,7 +32,7 @@ from prefixmesh.worker.adapter_records import (
     Refusal,
     Unloaded,
 )
-from prefixmesh.worker.messages import AdapterInfo
+from prefixmesh.worker.messages import AdapterCounts, AdapterInfo
 
 MAX_NAMES: Final = 1024
 """A name costs some hundred bytes, and every look at the list tells all of them."""
@@ -64,6 +64,7 @@ class AdapterTable:
         self._draining: set[str] = set()
         self._unloads: dict[int, set[str]] = {}
         self._clock = 0
+        self._loads = self._failed_loads = self._evictions = 0
         self._actions: list[Action] = []
 
     def __contains__(self, request_id: str) -> bool:
@@ -168,6 +169,7 @@ class AdapterTable:
         """A ``Load`` is done."""
         content = self._contents[digest]
         content.state = AdapterState.RESIDENT
+        self._loads += 1
         self._stamp(content)
         self._grant_waiting(content)
         self._settle()
@@ -175,9 +177,22 @@ class AdapterTable:
     def load_failed(self, digest: str, problem: str) -> None:
         """A ``Load`` could not be done: who waited for it is refused. The next request tries again."""
         content = self._contents[digest]
+        self._failed_loads += 1
         self._free(content)
         self._refuse_waiting(content, problem)
         self._settle()
+
+    def counts(self) -> AdapterCounts:
+        """Sums over all of them, and what happened since the start."""
+        return AdapterCounts(
+            names=len(self._names),
+            resident=sum(x.state is AdapterState.RESIDENT for x in self._contents.values()),
+            resident_bytes=self._used_bytes,
+            waiting_requests=self._waiting,
+            loads=self._loads,
+            failed_loads=self._failed_loads,
+            evictions=self._evictions,
+        )
 
     def infos(self) -> tuple[AdapterInfo, ...]:
         """All names, sorted."""
@@ -290,6 +305,7 @@ class AdapterTable:
                 return False
             dropped.append(idle[len(dropped)])
             slots, used_bytes = slots + 1, used_bytes - dropped[-1].size_bytes
+        self._evictions += len(dropped)
         for victim in dropped:
             self._drop(victim)
         return True

@@ -88,6 +88,9 @@ class CallMetrics(Collector):
     completion_tokens: int = 0
     retokenized_tokens: int = 0
     outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
+    adapter_outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
+    """Of those calls that named an adapter."""
+
     saved_requests: int = 0
     saved: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("linear", "attention", "total"), 0.0)
@@ -98,7 +101,7 @@ class CallMetrics(Collector):
     decode: Spread = field(default_factory=Spread)
 
     @contextmanager
-    def call(self, context: AnyContext) -> Iterator[Call]:
+    def call(self, context: AnyContext, *, names_adapter: bool) -> Iterator[Call]:
         """Count one call, however it ends."""
         call = Call()
         self.in_flight += 1
@@ -115,6 +118,7 @@ class CallMetrics(Collector):
         finally:
             self.in_flight -= 1
             self.outcomes[call.outcome] += 1
+            self.adapter_outcomes[call.outcome] += names_adapter
 
     def see(self, call: Call, message: pb.GenerateResponse) -> None:
         """Count what a message tells."""
@@ -143,6 +147,12 @@ class CallMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every family, in the order of ``docs/metrics.md``."""
         yield _by_label("prefixmesh_requests", "Calls that ended, by how.", "outcome", self.outcomes)
+        yield _by_label(
+            "prefixmesh_adapter_requests",
+            "Calls that named an adapter and ended, by how.",
+            "outcome",
+            self.adapter_outcomes,
+        )
         yield GaugeMetricFamily("prefixmesh_requests_in_flight", "Calls being answered.", self.in_flight)
         yield CounterMetricFamily(
             "prefixmesh_prompt_tokens", "Prompt tokens of calls that started.", self.prompt_tokens
@@ -184,7 +194,7 @@ class CountedInference:
     ) -> AsyncIterator[pb.GenerateResponse]:
         """The service's own, with every message looked at."""
         metrics = self._metrics
-        with metrics.call(context) as call:
+        with metrics.call(context, names_adapter=bool(message.adapter)) as call:
             responses = cast(AsyncGenerator[pb.GenerateResponse], self._service.Generate(message, context))
             async with aclosing(responses):
                 async for response in responses:

@@ -144,6 +144,7 @@ class EngineCore:
             preemptions=scheduler.preemptions,
             evicted_pages=kv.evicted_pages,
             uncached_tokens=scheduler.uncached_tokens,
+            adapters=self._adapters.table.counts(),
         )
 
     def check_invariants(self) -> None:

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from prefixmesh.cache.ledger import LedgerRow
-from prefixmesh.worker.messages import Stats
+from prefixmesh.worker.messages import AdapterCounts, Stats
 from prefixmesh.worker.recent_stats import RecentStats
 
 
@@ -28,6 +28,7 @@ class EngineMetrics(Collector):
             return
         yield from _cache_families(stats.cache)
         yield from _load_families(stats)
+        yield from _adapter_families(stats.adapters)
         yield GaugeMetricFamily(
             "prefixmesh_engine_stats_age_seconds",
             "Age of every figure of the engine and the cache on this page.",
@@ -99,6 +100,31 @@ def _load_families(stats: Stats) -> Iterator[Metric]:
         "prefixmesh_engine_decode_step_seconds",
         "Time of a decode step, a moving average.",
         stats.decode_step_ms / 1e3,
+    )
+
+
+def _adapter_families(counts: AdapterCounts) -> Iterator[Metric]:
+    yield GaugeMetricFamily("prefixmesh_adapters", "Adapters that requests may name.", counts.names)
+    yield GaugeMetricFamily(
+        "prefixmesh_adapters_resident", "Adapters' contents whose weights are in memory.", counts.resident
+    )
+    yield GaugeMetricFamily(
+        "prefixmesh_adapters_resident_bytes",
+        "Memory of these, and of those that are being read.",
+        counts.resident_bytes,
+    )
+    yield GaugeMetricFamily(
+        "prefixmesh_adapter_waiting_requests", "Requests waiting for weights.", counts.waiting_requests
+    )
+    yield _labelled(
+        CounterMetricFamily,
+        "prefixmesh_adapter_loads",
+        "Weights read into memory, or not.",
+        "result",
+        {"loaded": counts.loads, "failed": counts.failed_loads},
+    )
+    yield CounterMetricFamily(
+        "prefixmesh_adapter_evictions", "Weights that gave way to others'.", counts.evictions
     )
 
 

@@ -248,6 +248,29 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """No name means the adapter's content any more: it was loaded anew or unloaded since the request was prepared."""
 
 
+class AdapterCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine's adapters are, and what happened to them since its start."""
+
+    names: int = 0
+    """That requests may have."""
+
+    resident: int = 0
+    """Contents whose weights are in the device's memory."""
+
+    resident_bytes: int = 0
+    """Of these, and of those that are being read."""
+
+    waiting_requests: int = 0
+    """Requests that wait for weights."""
+
+    loads: int = 0
+    """Weights read into memory, at a first use or again."""
+
+    failed_loads: int = 0
+    evictions: int = 0
+    """Weights that gave way to others'."""
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """State of the engine, for Describe and metrics."""
 
@@ -279,6 +302,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prefill_ms_per_token: float = 0.0
     prefill_ms_per_token2: float = 0.0
     """A prompt's token at position p costs the first, and p times the second, as measured; 0 before."""
+
+    adapters: AdapterCounts = AdapterCounts()
 
     resident_adapters: tuple[str, ...] = ()
     """Digests of those whose weights are in the device's memory, sorted."""

@@ -15,6 +15,7 @@ from prefixmesh import errors, fleet_secret
 from prefixmesh.config import EngineConfig, WorkerConfig
 from prefixmesh.errors import ConfigError, InternalError, InvalidRequestError, OverloadedError
 from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.proto.v1 import worker_control_pb2 as control
 from prefixmesh.worker import metrics
 from prefixmesh.worker.call_metrics import outcome_of
 from prefixmesh.worker.messages import EngineInfo, Refused
@@ -189,6 +190,23 @@ async def test_how_calls_end_is_counted_and_a_leaving_caller_is_no_error() -> No
             "cancelled": 1,
             "deadline_exceeded": 1,
         }
+
+
+async def test_calls_that_name_an_adapter_are_counted_among_all_without_its_name() -> None:
+    """By how they end; an adapter that is not there is the caller's error."""
+    async with scripted_worker(ScriptedEngine(), metrics_port=0) as worker:
+        load = control.LoadAdapterRequest(name="hush", path="p")
+        await worker.control.LoadAdapter(load, metadata=worker.control_metadata())
+        await worker.generate(REQUEST)
+        await worker.generate(pb.GenerateRequest(text="ping", adapter="hush"))
+        await failure_of(worker, pb.GenerateRequest(text="ping", adapter="hushhush"))
+        page = await until(worker, "prefixmesh_requests_total", 1, outcome="invalid_request")
+        by_name = {
+            name: n for name, n in page.by("prefixmesh_adapter_requests_total", "outcome").items() if n
+        }
+        assert by_name == {"stop": 1, "invalid_request": 1}
+        assert page.value("prefixmesh_requests_total", outcome="stop") == 2
+        assert "hush" not in page.text
 
 
 async def test_times_and_tokens_are_those_that_callers_are_told() -> None:

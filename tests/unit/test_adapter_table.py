@@ -190,6 +190,26 @@ def test_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         learn(table, "c")
 
 
+def test_loads_failures_and_those_that_gave_way_are_counted() -> None:
+    """What is unloaded gave way to nobody; a name of known content is read once."""
+    table = make_table("a", "b")
+    learn(table, "again", "a")
+    learn(table, "c")
+    table.acquire("c", "rc")
+    settle(table)
+    counts = table.counts()
+    assert (counts.names, counts.resident, counts.resident_bytes) == (4, 2, 20)
+    assert (counts.loads, counts.failed_loads, counts.evictions, counts.waiting_requests) == (3, 0, 1, 0)
+    table.forget("b", 1)
+    table.acquire("a", "ra")
+    assert table.counts().waiting_requests == 1
+    table.take_actions()
+    table.load_failed("a", "broken")
+    counts = table.counts()
+    assert (counts.names, counts.resident) == (3, 1)
+    assert (counts.loads, counts.failed_loads, counts.evictions, counts.waiting_requests) == (3, 1, 1, 0)
+
+
 def test_the_table_sums_itself_up_in_a_line() -> None:
     table = make_table("a", "b", "c")
     table.acquire("a", "r")
