@@ -40,7 +40,7 @@ class RecentStats:
         """The moment of the question that ``last`` answers."""
 
         self.on_answer: Callable[[], None] = _ignore
-        """Called after each answer."""
+        """Called after each answer that is as new as was asked for."""
 
     @property
     def age_s(self) -> float | None:
@@ -89,7 +89,8 @@ class RecentStats:
         if self._ask_again:
             self._ask_again = False
             self._ask()
-        self.on_answer()
+        else:
+            self.on_answer()
 
 
 def _ignore() -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from prefixmesh.cache.event_log import LOG_BLOCKS
@@ -12,7 +14,7 @@ from prefixmesh.cache.publisher import CachePublisher
 from prefixmesh.cache.tier import Tier
 from prefixmesh.cache.view import CacheView
 from prefixmesh.errors import OverloadedError, UnavailableError
-from prefixmesh.ids import Epoch, Fingerprint
+from prefixmesh.ids import Epoch, Fingerprint, RequestId
 from prefixmesh.proto.cache_news import EventBatch, News
 from prefixmesh.worker.cache_recorder import CacheRecorder
 from prefixmesh.worker.cache_watchers import (
@@ -22,7 +24,8 @@ from prefixmesh.worker.cache_watchers import (
     CacheWatchers,
     apply_changes,
 )
-from prefixmesh.worker.messages import CacheChange, CacheChanges
+from prefixmesh.worker.front_load import FrontLoad
+from prefixmesh.worker.messages import CacheChange, CacheChanges, Stats
 from prefixmesh.worker.recent_stats import RecentStats
 from prefixmesh.worker_report import WorkerReport
 from tests.support.cache_following import take_in
@@ -39,8 +42,13 @@ class Desk:
         self.publisher = CachePublisher(self.epoch, log_events=log_events, log_blocks=log_blocks)
         self.engine = ScriptedEngine()
         self.now = 0.0
+        self.load = FrontLoad()
         self.watchers = CacheWatchers(
-            RecentStats(self.engine), self.epoch, publisher=self.publisher, clock=lambda: self.now
+            RecentStats(self.engine, mark=self.load.mark),
+            self.epoch,
+            load=self.load,
+            publisher=self.publisher,
+            clock=lambda: self.now,
         )
         self.last_name = 0
 
@@ -181,6 +189,45 @@ async def test_report_tells_old_figures_while_the_engine_computes_a_long_step() 
     assert isinstance(await anext(reader), WorkerReport)
     desk.engine.hold_stats = False
     await reader.aclose()
+
+
+async def test_change_of_the_load_is_told_at_once_and_the_engines_own_figures_when_they_come() -> None:
+    """The answer to a question from before the change is not what the change is waited for with."""
+    desk = Desk()
+    questions: list[asyncio.Future[Stats]] = []
+    figures = await desk.engine.stats()
+
+    async def stats() -> Stats:
+        questions.append(asyncio.get_running_loop().create_future())
+        return await questions[-1]
+
+    async def answer(steps: int) -> None:
+        questions[-1].set_result(msgspec.structs.replace(figures, free_pages=steps))
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    desk.engine.stats = stats  # type: ignore[method-assign]
+    reader = desk.watchers.read((desk.publisher.epoch, 0), 10.0)
+    assert await free_pages(reader) == 0
+    await asyncio.sleep(0)
+    desk.now += 1.0
+    with desk.load.enter("r", RequestId("q"), 1):
+        assert await free_pages(reader) == 0, "what the front knows itself waits for nobody"
+        desk.now += 1.0
+        await answer(1)
+        waiting = asyncio.ensure_future(free_pages(reader))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await answer(2)
+        assert await waiting == 2
+    await reader.aclose()
+
+
+async def free_pages(reader: AsyncIterator[News]) -> int:
+    """Of the next report."""
+    report = await anext(reader)
+    assert isinstance(report, WorkerReport)
+    return report.device_pool.free_pages
 
 
 async def test_one_reader_too_many_is_refused_and_a_place_is_free_again_when_one_leaves() -> None:
