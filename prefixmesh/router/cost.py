@@ -18,6 +18,11 @@ from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.fleet_columns import ANSWER_TOKENS, Column, FleetColumns, Mask
 from prefixmesh.router.matched_tokens import MatchedTokens
 
+ADAPTER_CHAIN: Final = 4.0
+"""Loads that pushing an adapter out leads to. It is asked for again, and its load pushes out another, and so on until one goes that some other
+worker has. In a fleet whose places for adapters are all taken that is long; 4 keeps 32 adapters on 8 workers with 4 places each where
+they are."""
+
 Scalar = Column
 """An array of no dimension."""
 
@@ -45,6 +50,9 @@ class Demand(NamedTuple):
 
     not_resident: Mask | None = None
     """Rows that would have to load the request's adapter first; None where nobody would."""
+
+    pushes_out: Mask | None = None
+    """Those of them where another adapter would have to go; None: all of them, as far as anyone knows."""
 
     home_row: int | None = None
     """Where the caller's session was before; None when it has none, or that is not known."""
@@ -138,38 +146,28 @@ def weigh(
     columns: FleetColumns, able: Mask, matches: MatchedTokens, demand: Demand, spill_weight: float
 ) -> Costs:
     """Every able row's cost of a request. O(rows)."""
-    linear, tokens = columns.prefill_ms_per_token, np.array(float(demand.prompt_tokens))
-    answers = np.array(float(ANSWER_TOKENS * demand.branches))
-    needed_at_most = demand.prompt_tokens + ANSWER_TOKENS * demand.branches
     counted, load_back = _cached(columns, matches, demand.prompt_tokens)
-    uncached = tokens - counted
-    prefill = counted + tokens
-    prefill *= columns.prefill_ms_per_token2
-    prefill += linear
-    prefill *= uncached
-    np.copyto(prefill, _UNABLE_MS, where=~able)
-    steps = columns.place_wait_steps
-    if needed_at_most > columns.least_room_now:
-        steps = np.maximum(steps, _page_wait_steps(columns, uncached, answers))
-    wait = steps * columns.decode_step_ms
-    wait += columns.waiting_prefill_ms
-    added = crowding = np.maximum(columns.slowed_tokens * linear, columns.slowed_ms)
+    uncached = np.array(float(demand.prompt_tokens)) - counted
+    prefill = _prefill(columns, able, demand.prompt_tokens, uncached)
+    # What a request needs where nothing is cached: where so much is free, nothing goes and nobody waits for pages.
+    most = demand.prompt_tokens + ANSWER_TOKENS * demand.branches
+    needed = uncached + float(ANSWER_TOKENS * demand.branches) if most > columns.least_free else None
+    wait = _wait(columns, needed if most > columns.least_room_now else None)
+    crowding = np.maximum(columns.slowed_tokens * columns.prefill_ms_per_token, columns.slowed_ms)
     if demand.branches > 1:
         crowding *= demand.branches
-    eviction = adapter_load = None
-    if needed_at_most > columns.least_free:
-        eviction = _eviction(columns, uncached, answers)
-        added = crowding + eviction
-    compared = prefill + added
+    load = None if demand.not_resident is None else columns.adapter_load_ms * demand.not_resident
+    eviction = _eviction(columns, needed, load, demand.pushes_out)
+    compared = prefill + crowding
+    if eviction is not None:
+        compared += eviction
     compared *= spill_weight
     compared += prefill
     compared += wait
-    if load_back is not None:
-        compared += load_back
-    if demand.not_resident is not None:
-        adapter_load = columns.adapter_load_ms * demand.not_resident
-        compared += adapter_load
-    return Costs(counted, wait, prefill, load_back, adapter_load, eviction, crowding, spill_weight, compared)
+    for own in (load_back, load):
+        if own is not None:
+            compared += own
+    return Costs(counted, wait, prefill, load_back, load, eviction, crowding, spill_weight, compared)
 
 
 def _cached(
@@ -200,24 +198,46 @@ def _countable(columns: FleetColumns, held: Column, most: Scalar) -> Column:
     return counted
 
 
-def _page_wait_steps(columns: FleetColumns, uncached: Column, answers: Scalar) -> Column:
-    """Decode steps until the pages that lack are given back: as many of the running must end as hold so many, and they end evenly over an
-    answer's length."""
-    lacking = uncached + answers
-    lacking -= columns.room_now
-    lacking *= columns.wait_steps_per_token
-    return lacking
+def _prefill(columns: FleetColumns, able: Mask, prompt_tokens: int, uncached: Column) -> Column:
+    """Computing the uncached end of a prompt: ``linear * (L - h) + quadratic * (L**2 - h**2)``."""
+    prefill = np.array(2.0 * prompt_tokens) - uncached
+    prefill *= columns.prefill_ms_per_token2
+    prefill += columns.prefill_ms_per_token
+    prefill *= uncached
+    np.copyto(prefill, _UNABLE_MS, where=~able)
+    return prefill
 
 
-def _eviction(columns: FleetColumns, uncached: Column, answers: Scalar) -> Column:
-    """What computing the useful part of what goes to make room would cost."""
-    evicted = uncached + answers
-    evicted -= columns.free_tokens
-    np.minimum(evicted, columns.evictable_tokens, out=evicted)
-    np.maximum(evicted, _NOTHING, out=evicted)
-    evicted *= columns.prefill_ms_per_token
-    evicted *= _EVICTED_USE
-    return evicted
+def _wait(columns: FleetColumns, needed: Column | None) -> Column:
+    """Until a worker turns to the request: the prefill before it, and the decode steps until places or pages that lack are given back. As
+    many of the running must end as have to make room, and they end evenly over an answer's length."""
+    steps = columns.place_wait_steps
+    if needed is not None:
+        lacking = needed - columns.room_now
+        lacking *= columns.wait_steps_per_token
+        steps = np.maximum(steps, lacking)
+    wait: Column = steps * columns.decode_step_ms
+    wait += columns.waiting_prefill_ms
+    return wait
+
+
+def _eviction(
+    columns: FleetColumns, needed: Column | None, load: Column | None, pushes_out: Mask | None
+) -> Column | None:
+    """What computing the useful part of the KV that goes to make room would cost, and loading again the adapter that goes."""
+    eviction = None
+    if needed is not None:
+        eviction = needed - columns.free_tokens
+        np.minimum(eviction, columns.evictable_tokens, out=eviction)
+        np.maximum(eviction, _NOTHING, out=eviction)
+        eviction *= columns.prefill_ms_per_token
+        eviction *= _EVICTED_USE
+    if load is not None:
+        pushed = load * ADAPTER_CHAIN
+        if pushes_out is not None:
+            pushed *= pushes_out
+        eviction = pushed if eviction is None else eviction + pushed
+    return eviction
 
 
 PRIOR_PREFILL_TOKENS_PER_S: Final = 2000.0

@@ -15,7 +15,7 @@ from prefixmesh.router.fleet_columns import Column, FleetColumns, Mask
 from prefixmesh.router.matched_tokens import MatchedTokens
 
 TIE_SHARE: Final = 0.1
-"""Costs closer than this do not tell workers apart that hold equally much: measured rates wobble by a few percent, and the fastest
+"""Costs closer than this do not tell workers apart that hold equally much, and the adapter or not: measured rates wobble by a few percent, and the fastest
 of equals would otherwise get every request, busy or not, and do all the evicting. Among such workers the least busy is taken."""
 
 HASH_LOAD_FACTOR: Final = 1.25
@@ -62,6 +62,8 @@ def cheapest(choice: Choice) -> Pick:
     rows = (compared <= compared.item(best) * (1.0 + TIE_SHARE)).nonzero()[0]
     if len(rows) > 1:
         rows = rows[costs.counted[rows] == costs.counted.item(best)]
+        if costs.adapter_load is not None:
+            rows = rows[(costs.adapter_load[rows] > 0.0) == (costs.adapter_load.item(best) > 0.0)]
     if len(rows) == 1:
         return Pick(best, was_tie=False)
     return _least(choice.columns.in_flight[rows], rows, choice.turn)

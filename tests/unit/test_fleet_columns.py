@@ -1,0 +1,218 @@
+"""The columns a decision reads, and how matches get into them."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefixmesh.errors import OverloadedError
+from prefixmesh.router.block_index import Fall, Matches
+from prefixmesh.router.fleet_columns import (
+    FIRST_ROWS,
+    MAX_ROWS,
+    PRIOR_ADAPTER_LOAD_MS,
+    PRIOR_DECODE_STEP_MS,
+    PRIOR_LOAD_BACK_MS_PER_TOKEN,
+    PRIOR_PREFILL_MS_PER_TOKEN,
+    FleetColumns,
+)
+from prefixmesh.router.matched_tokens import FEW_SLOTS, SlotRows
+from tests.support.column_fleet import Worker, add_row
+
+
+def set_rates(columns: FleetColumns, row: int, *rates: float) -> None:
+    linear, quadratic, step, load_back, adapter = rates
+    columns.set_rates(
+        row,
+        prefill_ms_per_token=linear,
+        prefill_ms_per_token2=quadratic,
+        decode_step_ms=step,
+        load_back_ms_per_token=load_back,
+        adapter_load_ms=adapter,
+    )
+
+
+def rates_of(columns: FleetColumns, row: int) -> tuple[float, ...]:
+    table = (
+        columns.prefill_ms_per_token,
+        columns.prefill_ms_per_token2,
+        columns.decode_step_ms,
+        columns.load_back_ms_per_token,
+        columns.adapter_load_ms,
+    )
+    return tuple(float(column[row]) for column in table)
+
+
+def test_unmeasured_rates_are_priors_where_nobody_has_measured() -> None:
+    columns = FleetColumns()
+    row = columns.open_row("a")
+    assert rates_of(columns, row) == (
+        PRIOR_PREFILL_MS_PER_TOKEN,
+        0.0,
+        PRIOR_DECODE_STEP_MS,
+        PRIOR_LOAD_BACK_MS_PER_TOKEN,
+        PRIOR_ADAPTER_LOAD_MS,
+    )
+
+
+def test_unmeasured_rates_are_the_mean_of_those_that_were_measured() -> None:
+    """Both parts of the prefill's curve come from those who have measured it; a curve without a bend is no gap."""
+    columns = FleetColumns()
+    new, first, second = (columns.open_row(name) for name in "abc")
+    set_rates(columns, first, 0.2, 0.0, 10.0, 0.0, 7.0)
+    set_rates(columns, second, 0.4, 4e-5, 0.0, 0.0, 0.0)
+    assert rates_of(columns, new) == pytest.approx((0.3, 2e-5, 10.0, PRIOR_LOAD_BACK_MS_PER_TOKEN, 7.0))
+    assert rates_of(columns, first)[:2] == (0.2, 0.0)
+    assert rates_of(columns, second)[2:] == (10.0, PRIOR_LOAD_BACK_MS_PER_TOKEN, 7.0)
+
+
+def test_mean_follows_what_changes_and_who_leaves() -> None:
+    columns = FleetColumns()
+    new, first, second = (columns.open_row(name) for name in "abc")
+    set_rates(columns, first, 0.2, 0.0, 0.0, 0.0, 0.0)
+    set_rates(columns, second, 0.4, 0.0, 0.0, 0.0, 0.0)
+    set_rates(columns, second, 0.6, 0.0, 0.0, 0.0, 0.0)
+    assert rates_of(columns, new)[0] == pytest.approx(0.4)
+    columns.close_row(second)
+    assert rates_of(columns, new)[0] == pytest.approx(0.2)
+    columns.close_row(first)
+    assert rates_of(columns, new)[0] == PRIOR_PREFILL_MS_PER_TOKEN
+
+
+def test_row_that_is_given_again_remembers_nothing() -> None:
+    """F14: a worker that is removed and added again has load 0, not less, and is not usable before it is said so."""
+    columns = FleetColumns()
+    kept = add_row(columns, "a", Worker())
+    gone = add_row(columns, "b", Worker(in_flight=7, waiting_ms=9.0, decode_work_ms=5.0, pool=(500, 1, 1)))
+    columns.close_row(gone)
+    assert not columns.usable[gone]
+    assert columns.open_row("b") == gone
+    assert not columns.usable[gone]
+    load = (
+        columns.in_flight,
+        columns.waiting_prefill_ms,
+        columns.slowed_tokens,
+        columns.slowed_ms,
+        columns.trust,
+    )
+    assert [float(column[gone]) for column in load] == [0.0] * len(load)
+    assert columns.least_free > 1e9
+    assert columns.usable[kept]
+    assert "2 workers, 1 usable" in repr(columns)
+
+
+def test_columns_keep_what_they_hold_when_they_grow() -> None:
+    columns = FleetColumns()
+    for index in range(FIRST_ROWS):
+        set_rates(
+            columns, add_row(columns, str(index), Worker(in_flight=index)), 1.0 + index, 0.0, 2.0, 0.0, 0.0
+        )
+    before = columns.prefill_ms_per_token.tolist(), columns.name_hash.tolist()
+    last = add_row(columns, "one more", Worker())
+    assert last == FIRST_ROWS
+    assert columns.in_flight.tolist() == [*range(FIRST_ROWS), 0]
+    assert (columns.prefill_ms_per_token.tolist()[:-1], columns.name_hash.tolist()[:-1]) == before
+    assert len(columns.usable) == FIRST_ROWS + 1
+
+
+def test_there_is_a_most_of_workers_and_the_error_names_it() -> None:
+    columns = FleetColumns()
+    for index in range(MAX_ROWS):
+        columns.open_row(str(index))
+    with pytest.raises(OverloadedError, match=str(MAX_ROWS)):
+        columns.open_row("one more")
+    columns.close_row(17)
+    assert columns.open_row("another") == 17
+
+
+def test_least_room_is_that_of_the_usable_workers_now() -> None:
+    columns = FleetColumns()
+    small = add_row(columns, "a", Worker(context_length=1000))
+    add_row(columns, "b", Worker(context_length=5000, pool=(3000, 0, 0)))
+    assert columns.least_room == 1000
+    columns.set_usable(small, usable=False)
+    assert columns.least_room == 3000, "a pool that is smaller than the context bounds a request, too"
+    columns.set_usable(small, usable=True)
+    assert columns.least_room == 1000
+    columns.close_row(small)
+    assert columns.least_room == 3000
+    assert FleetColumns().least_room == float("inf")
+
+
+def test_least_pools_follow_every_report() -> None:
+    columns = FleetColumns()
+    first, second = (add_row(columns, name, Worker(pool=(9000, 500, 700))) for name in "ab")
+    columns.set_pool(second, free_tokens=100, evictable_tokens=8000)
+    assert (columns.least_free, columns.least_room_now) == (100, 1200)
+    columns.set_pool(first, free_tokens=20, evictable_tokens=0)
+    assert (columns.least_free, columns.least_room_now) == (20, 20)
+    columns.close_row(first)
+    assert (columns.least_free, columns.least_room_now) == (100, 8100)
+
+
+SLOTS = 3 * FEW_SLOTS
+
+
+@st.composite
+def falls(draw: st.DrawFn) -> list[Fall]:
+    """Slots leave a walk at growing depths, each once."""
+    left: list[int] = draw(st.permutations(list(range(SLOTS))))
+    result: list[Fall] = []
+    depth = 0
+    for _ in range(draw(st.integers(0, 6))):
+        size = draw(st.integers(0, len(left)))
+        depth += draw(st.integers(1, 5))
+        result.append(Fall(sum(1 << slot for slot in left[:size]), depth))
+        left = left[size:]
+    return result
+
+
+@settings(derandomize=True, max_examples=30, deadline=None)
+@given(falls(), falls(), st.dictionaries(st.integers(0, SLOTS - 1), st.integers(0, 9)))
+def test_spread_gives_each_row_what_its_slot_holds(
+    device: list[Fall], total: list[Fall], bound: dict[int, int]
+) -> None:
+    """However many slots leave together, one by one or as a whole; slots without a row count for nobody."""
+    rows = SlotRows()
+    row_of = {slot: row for row, slot in enumerate(bound)}
+    for slot, row in row_of.items():
+        rows.bind(slot, row)
+    spread = rows.spread(Matches(device, total), 64, SLOTS)
+    for column, of in ((spread.device, device), (spread.total, total)):
+        expected = [0.0] * SLOTS
+        for fall in of:
+            for slot, row in row_of.items():
+                if fall.slots >> slot & 1:
+                    expected[row] = 64.0 * fall.blocks
+        assert column.tolist() == expected
+
+
+def test_slot_that_was_let_go_or_changed_over_counts_anew() -> None:
+    """A worker's snapshot is complete: its other slot is its row's from now on."""
+    rows, matches = SlotRows(), Matches([Fall(0b01, 2), Fall(0b10, 9)], [Fall(0b01, 2), Fall(0b10, 9)])
+    rows.bind(0, 3)
+    assert rows.spread(matches, 1, 4).device.tolist() == [0, 0, 0, 2]
+    rows.unbind(0)
+    rows.bind(1, 3)
+    assert rows.spread(matches, 1, 4).device.tolist() == [0, 0, 0, 9]
+    rows.unbind(77)
+
+
+def test_slots_beyond_the_first_tables_are_known() -> None:
+    rows = SlotRows()
+    rows.bind(5000, 1)
+    far = [Fall(1 << 5000 | (1 << 40) - 1, 3)]
+    spread = rows.spread(Matches(far, far), 64, 2)
+    assert spread.total.tolist() == [0, 192]
+    assert spread.total is spread.device, "nobody would load anything back"
+
+
+def test_usable_and_facts_may_come_in_any_order() -> None:
+    """A worker is described, its engine tells of its pool, then it is ready."""
+    columns = FleetColumns()
+    row = columns.open_row("a")
+    columns.set_usable(row, usable=True)
+    assert columns.least_room == 0.0, "nothing fits a worker that has told nothing"
+    columns.set_facts(row, match_unit=16, places=8, context_length=4096, total_tokens=0)
+    assert columns.least_room == 4096
+    assert np.isclose(columns.units_per_token[row] * columns.match_unit[row], 1.0)
