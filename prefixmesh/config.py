@@ -180,14 +180,14 @@ class RouterConfig:
     policy: RoutingPolicy = "cost"
     """``cost`` weighs match against load in milliseconds; the others are there to compare with."""
 
-    spill_weight: float = 1.0
+    spill_weight: float = DEFAULT_SPILL_WEIGHT
     """λ of the cost: how much the work a choice adds for everyone else counts beside the request's own wait."""
 
     block_size: int = 64
-    """Tokens per block of the router's prefix tree."""
+    """Tokens per block by which prompts are compared. Workers that name blocks of another size are refused."""
 
     max_tree_blocks: int = 1_000_000
-    """Most blocks the prefix tree remembers; the least recently used leave first."""
+    """Most blocks that are remembered of all workers' caches; what came first and was not asked for since leaves first."""
 
     answer_memory_bytes: int = 64 * 2**20
     """Most bytes of recent answers' token ids kept for multi-turn chats."""

@@ -53,14 +53,14 @@ _DEFAULTS: Final = RouterConfig(workers=("localhost:1",))  # any address: only t
     type=int,
     default=_DEFAULTS.block_size,
     show_default=True,
-    help="Tokens per block of the prefix tree.",
+    help="Tokens per block, the same as the workers'.",
 )
 @click.option(
     "--max-tree-blocks",
     type=int,
     default=_DEFAULTS.max_tree_blocks,
     show_default=True,
-    help="Most blocks the prefix tree remembers.",
+    help="Most blocks remembered of all workers' caches.",
 )
 @click.option(
     "--answer-memory-bytes",

@@ -27,6 +27,7 @@ class OperatorService:
     def _view(self, entry: WorkerEntry) -> pb.WorkerView:
         totals = entry.totals
         cache = entry.facts.cache if entry.facts else None
+        followed, report, errors = self._core.view.get(entry.endpoint), entry.report, entry.errors
         return pb.WorkerView(
             worker_id=entry.facts.worker_id if entry.facts else "",
             address=entry.endpoint,
@@ -34,10 +35,20 @@ class OperatorService:
             problem=entry.problem,
             in_flight=entry.load.in_flight,
             work_ms=entry.load.work_ms,
-            blocks=self._core.tree.count_blocks(entry.endpoint),
+            blocks=0 if followed is None else followed.blocks,
             routed=totals.routed,
             prompt_tokens=totals.prompt_tokens,
             cached_tokens=totals.cached_tokens,
             cache=None if cache is None else encode_cache_counts(cache),
             adapters=sorted(entry.adapters),
+            trust="" if followed is None else followed.trust.value,
+            resyncs={} if followed is None else followed.view.causes,
+            running_requests=0 if report is None else report.running_requests,
+            queued_requests=0 if report is None else report.queued_requests,
+            uncached_tokens=0 if report is None else report.uncached_tokens,
+            cached_tokens_bias=errors.cached_tokens.bias,
+            cached_tokens_error=errors.cached_tokens.size,
+            first_token_ms_bias=errors.first_token_ms.bias,
+            first_token_ms_error=errors.first_token_ms.size,
+            draining=entry.draining,
         )

@@ -6,13 +6,15 @@ itself. However the passage ends, it settles exactly once.
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prefixmesh.errors import InternalError
 from prefixmesh.ids import RequestId
 from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.router.placement import Placement
 from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
-from prefixmesh.router.routing import Placement, RouterCore
+from prefixmesh.router.routing import RouterCore
 from prefixmesh.text.prompts import PromptBuilder
 from prefixmesh.tokens import unpack
 
@@ -33,6 +35,7 @@ class Passage:
         self,
         *,
         core: RouterCore,
+        clock: Callable[[], float],
         placement: Placement,
         prepared: PreparedRequest,
         preparer: RequestPreparer,
@@ -41,6 +44,7 @@ class Passage:
         model: str,
     ) -> None:
         self._core = core
+        self._clock = clock
         self._placement = placement
         self._prepared = prepared
         self._preparer = preparer
@@ -78,22 +82,21 @@ class Passage:
         """The passage is over; without a ``Finished`` before, it has failed."""
         if not self._is_closed:
             self._is_closed = True
-            self._core.failed(self._placement)
+            self._core.failed(self._placement, self._clock())
 
     def _on_started(self, started: pb.Started) -> None:
         self.cached_tokens = started.cached_tokens.device + started.cached_tokens.host
-        self._core.accepted(self._placement, self.cached_tokens)
-        decision = self._placement.decision
+        self._core.accepted(self._placement, self.cached_tokens, self._clock())
         started.request_id = self._request_id
         started.model = self._model
         started.routing.policy = self._core.policy
-        started.routing.predicted_cached_tokens = decision.matched_tokens
-        started.routing.predicted_first_token_ms = decision.cost.first_token_ms
+        started.routing.predicted_cached_tokens = self._placement.predicted_cached_tokens
+        started.routing.predicted_first_token_ms = self._placement.predicted_first_token_ms
 
     def _on_delta(self, delta: pb.Delta) -> None:
         if not self._has_token:
             self._has_token = True
-            self._core.first_token(self._placement)
+            self._core.first_token(self._placement, self._clock())
         answer = self._answers[delta.branch]
         answer.ids.append(delta.token_ids)
         answer.texts.append(delta.text)
@@ -105,7 +108,7 @@ class Passage:
         named = [self._preparer.name_answer(self._prepared, b"".join(answer.ids)) for answer in answers]
         # Before the caller sees the end, so that its next turn finds what this one left.
         self._is_closed = self.is_finished = True
-        self._core.finished(self._placement, *named)
+        self._core.finished(self._placement, self._clock(), named)
         finished.usage.retokenized_tokens = self._prepared.prompt.retokenized_tokens
         for answer in answers:
             self._remember(answer)

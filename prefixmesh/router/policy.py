@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from prefixmesh.config import RoutingPolicy
+from prefixmesh.config import DEFAULT_SPILL_WEIGHT, RoutingPolicy
 from prefixmesh.router.cost import Candidate, Cost, RequestSize, estimate
 from prefixmesh.router.endpoint import Endpoint
 
@@ -21,7 +21,7 @@ class PolicyConfig:
     """What a decision depends on beside the candidates."""
 
     policy: RoutingPolicy = "cost"
-    spill_weight: float = 1.0
+    spill_weight: float = DEFAULT_SPILL_WEIGHT
     """How much the work that a choice adds for everyone else counts beside the request's own wait."""
 
     affinity_ms: float = 0.0

@@ -18,7 +18,7 @@ from prefixmesh.requests import (
     resolve_max_tokens,
 )
 from prefixmesh.router.model import RouterModel
-from prefixmesh.router.routing import RouteRequest
+from prefixmesh.router.placement import RouteRequest
 from prefixmesh.rpc.channel import MAX_MESSAGE_BYTES
 from prefixmesh.text.prompt_threads import PromptThreads
 from prefixmesh.text.prompts import BuiltPrompt

@@ -6,24 +6,34 @@ router serves: routing by tokens and fingerprints makes no sense between two tok
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
+from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE
 from prefixmesh.cache.ledger import LedgerRow
 from prefixmesh.errors import UnavailableError
 from prefixmesh.ids import Incarnation, WorkerId
 from prefixmesh.router.adapter_names import Told, choose_content, take_note
-from prefixmesh.router.cost import Rates
 from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.forecast_error import ForecastError
 from prefixmesh.router.load import WorkerLoad
+from prefixmesh.worker_report import WorkerReport
 
 _NOT_ASKED: Final = "has not answered yet"
 _NO_HEALTH: Final = "has not said yet whether it is serving"
+_DRAINING: Final = "is draining: it finishes what it has and takes nothing new"
 _HEALTH_PROBLEMS: Final = {True: "", False: "says that it is not serving", None: _NO_HEALTH}
 PASSING_PROBLEMS: Final = frozenset({_NOT_ASKED, _NO_HEALTH})
 """Problems that every worker has for a moment while the router gets to know it."""
 
 _SHOWN_PROBLEMS: Final = 4
 """Workers named in one error message."""
+
+
+class Rates(NamedTuple):
+    """How fast a worker has been measured to be, by its own answer; 0 means not measured yet."""
+
+    prefill_tokens_per_s: float
+    decode_step_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +55,37 @@ class WorkerFacts:
     """Its cache matches whole multiples of so many tokens; 0 when it has no prefix cache."""
 
     rates: Rates
+    page_size: int = 1
+    block_size: int = DEFAULT_BLOCK_SIZE
+    """Tokens in a block that it names."""
+
+    total_tokens: int = 0
+    """Size of its KV pool; 0 when it does not tell."""
+
+    draining: bool = False
+    """Takes nothing new."""
+
     cache: LedgerRow | None = None
     """What its cache was asked for and gave, by its own count; None when it does not tell."""
 
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Content digests of the LoRA adapters that requests may name there, by name."""
 
-    def expected_cached(self, held_tokens: int, prompt_tokens: int) -> int:
-        """Tokens it will find cached of a prompt of which it holds ``held_tokens``: whole units, and never the last token, which is
-        computed always so that there is something to sample from."""
-        if not self.match_unit:
-            return 0
-        return min(held_tokens, prompt_tokens - 1) // self.match_unit * self.match_unit
+    resident_adapters: frozenset[str] = frozenset()
+    """Content digests of those whose weights were in the device's memory."""
+
+    @property
+    def standing(self) -> tuple[object, ...]:
+        """What decides whether it may be sent requests: while that stays, nothing is to be reviewed."""
+        return (
+            self.worker_id,
+            self.model_revision,
+            self.tokenizer_digest,
+            self.protocol_version,
+            self.fingerprint_version,
+            self.block_size,
+            self.context_length,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +96,7 @@ class Expected:
     tokenizer_digest: str
     protocol_version: int
     fingerprint_version: int
+    block_size: int = DEFAULT_BLOCK_SIZE
 
     def problem_of(self, facts: WorkerFacts) -> str:
         """How ``facts`` differ from what is expected; empty when they do not."""
@@ -81,6 +111,8 @@ class Expected:
             return "uses another tokenizer or chat template than this router"
         if facts.fingerprint_version != self.fingerprint_version:
             return f"names blocks by fingerprint version {facts.fingerprint_version}, this router {self.fingerprint_version}"
+        if facts.block_size != self.block_size:
+            return f"names blocks of {facts.block_size} tokens, this router of {self.block_size}"
         return ""
 
 
@@ -93,13 +125,40 @@ class WorkerTotals:
     cached_tokens: int = 0
 
 
+class WorkerErrors:
+    """How far decisions for a worker were from what came true."""
+
+    __slots__ = ("cached_tokens", "first_token_ms")
+
+    def __init__(self) -> None:
+        self.cached_tokens = ForecastError()
+        self.first_token_ms = ForecastError()
+
+
 class WorkerEntry:
     """One worker as the router sees it now."""
 
-    __slots__ = ("adapters", "endpoint", "facts", "load", "problem", "serving", "totals", "unreachable")
+    __slots__ = (
+        "adapters",
+        "awaits_first_report",
+        "draining",
+        "endpoint",
+        "errors",
+        "facts",
+        "load",
+        "problem",
+        "report",
+        "row",
+        "serving",
+        "totals",
+        "unreachable",
+    )
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
+        self.row = -1
+        """Its place in ``FleetColumns``."""
+
         self.facts: WorkerFacts | None = None
         """What it told last; None before its first answer. A ready worker has it."""
 
@@ -115,8 +174,18 @@ class WorkerEntry:
         self.adapters: Mapping[str, Told] = {}
         """The adapters it told of last, by name."""
 
+        self.draining = False
+        """Whether it has said that it takes nothing new."""
+
         self.load = WorkerLoad(Incarnation(0))
+        self.report: WorkerReport | None = None
+        """What it told of its load last; None before that, and when it is too old."""
+
+        self.awaits_first_report = False
+        """Whether its stream has not brought a report yet: the first names everything of ours that runs there."""
+
         self.totals = WorkerTotals()
+        self.errors = WorkerErrors()
 
     @property
     def ready(self) -> bool:
@@ -133,6 +202,12 @@ class WorkerEntry:
         told = self.adapters.get(name)
         return not name or (told is not None and told.digest == digest)
 
+    def has_resident(self, digest: str) -> bool:
+        """Whether the weights of this content were in its device's memory when it told last."""
+        if self.report is not None:
+            return digest in self.report.resident_adapters
+        return self.facts is not None and digest in self.facts.resident_adapters
+
 
 class WorkerRegistry:
     """All workers by address. Not thread-safe: one loop owns it. A call about an unknown address is ignored: its news is late."""
@@ -142,6 +217,9 @@ class WorkerRegistry:
         self._entries: dict[Endpoint, WorkerEntry] = {}
         self._ready: list[WorkerEntry] = []
         self._answers = 0
+        self._context_length = 0
+        self.reviews = 0
+        """How often it was worked out anew who is ready."""
 
     def __iter__(self) -> Iterator[WorkerEntry]:
         return iter(self._entries.values())
@@ -160,8 +238,8 @@ class WorkerRegistry:
 
     @property
     def context_length(self) -> int:
-        """The longest context any ready worker has; 0 when none is ready."""
-        return max((entry.facts.context_length for entry in self._ready if entry.facts), default=0)
+        """The longest context any ready worker has; 0 when none is ready. O(1)."""
+        return self._context_length
 
     def get(self, endpoint: Endpoint) -> WorkerEntry | None:
         """The worker at an address; None when it is not known."""
@@ -181,24 +259,50 @@ class WorkerRegistry:
         return known
 
     def described(self, endpoint: Endpoint, facts: WorkerFacts) -> bool:
-        """Take over what a worker told. True when it is another life than the one known before, whose caches and work are gone."""
+        """Take over what a worker told. True when it is another life than the one known before, whose caches and work are gone.
+
+        O(1) while it tells what it told before, else O(workers).
+        """
         entry = self._entries.get(endpoint)
         if entry is None:
             return False
         is_new_life = entry.load.incarnation != facts.incarnation
         if is_new_life:
             entry.load = WorkerLoad(facts.incarnation)
+            entry.report = None
+        is_news = (
+            entry.facts is None
+            or entry.facts.standing != facts.standing
+            or entry.draining != facts.draining
+            or bool(entry.unreachable)
+        )
         entry.facts = facts
+        entry.draining = facts.draining
         self._answers += 1
         entry.adapters = take_note(entry.adapters, facts.adapters, self._answers)
         entry.unreachable = ""
-        self._review()
+        if is_news:
+            self._review()
         return is_new_life
+
+    def is_like_us(self, endpoint: Endpoint) -> bool:
+        """Whether a worker has answered and serves what this router serves, ready or not."""
+        entry = self._entries.get(endpoint)
+        return entry is not None and entry.facts is not None and not self._expected.problem_of(entry.facts)
+
+    def draining_changed(self, endpoint: Endpoint, *, draining: bool) -> bool:
+        """A worker said whether it takes anything new; True when that is news."""
+        entry = self._entries.get(endpoint)
+        if entry is None or entry.draining == draining:
+            return False
+        entry.draining = draining
+        self._review()
+        return True
 
     def health_changed(self, endpoint: Endpoint, *, serving: bool) -> None:
         """A worker's health service said whether it is serving."""
         entry = self._entries.get(endpoint)
-        if entry is not None:
+        if entry is not None and entry.serving != serving:
             entry.serving = serving
             self._review()
 
@@ -232,6 +336,10 @@ class WorkerRegistry:
         for entry in self:
             entry.problem = entry.unreachable or self._problem_of(entry, owners)
         self._ready = [entry for entry in self if entry.ready]
+        self._context_length = max(
+            (entry.facts.context_length for entry in self._ready if entry.facts), default=0
+        )
+        self.reviews += 1
 
     def _problem_of(self, entry: WorkerEntry, owners: dict[WorkerId, Endpoint]) -> str:
         facts = entry.facts
@@ -240,7 +348,10 @@ class WorkerRegistry:
         owner = owners.setdefault(facts.worker_id, entry.endpoint)
         if owner != entry.endpoint:
             return f"has the worker id {facts.worker_id!r} that {owner} has already; give each worker its own"
-        return self._expected.problem_of(facts) or _HEALTH_PROBLEMS[entry.serving]
+        problem = self._expected.problem_of(facts)
+        if not problem and entry.draining:
+            problem = _DRAINING
+        return problem or _HEALTH_PROBLEMS[entry.serving]
 
 
 def _problems_of(entries: Iterable[WorkerEntry]) -> str:

@@ -6,6 +6,7 @@ tried again: what was answered stays answered, and the stream ends in ``Finished
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Final
@@ -19,10 +20,12 @@ from prefixmesh.errors import (
     UnavailableError,
 )
 from prefixmesh.fleet_secret import FleetSecret
+from prefixmesh.ids import RequestId
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.passage import Passage
+from prefixmesh.router.placement import Placement
 from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
-from prefixmesh.router.routing import Placement, RouterCore
+from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.running import RunningRequest
 from prefixmesh.router.workers import WorkerPool
 from prefixmesh.rpc.status import from_rpc_error
@@ -47,7 +50,12 @@ class Relay:
         preparer: RequestPreparer,
         prompts: PromptBuilder,
         model: str,
+        router_id: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``router_id`` is what this router calls itself to workers; ``clock`` the one that the core's other news come by."""
+        self._router_id = router_id
+        self._clock = clock
         self._core = core
         self._pool = pool
         self._secret = secret
@@ -66,7 +74,7 @@ class Relay:
         excluded: set[Endpoint] = set()
         failure: UnavailableError | None = None
         for attempts_left in reversed(range(MAX_ATTEMPTS)):
-            placement = self._route(prepared, excluded, failure)
+            placement = self._route(prepared, excluded, failure, _name_of_attempt(request, attempts_left))
             has_begun = False
             try:
                 async with aclosing(self._attempt(prepared, placement, request, time_left_s)) as frames:
@@ -85,11 +93,15 @@ class Relay:
                 await self._before_retry(error, placement, excluded)
 
     def _route(
-        self, prepared: PreparedRequest, excluded: set[Endpoint], failure: UnavailableError | None
+        self,
+        prepared: PreparedRequest,
+        excluded: set[Endpoint],
+        failure: UnavailableError | None,
+        name: RequestId,
     ) -> Placement:
         """A decision; where there is no other worker to try, the ``failure`` of the one that was tried says more."""
         try:
-            return self._core.route(prepared.route, excluded)
+            return self._core.route(prepared.route, self._clock(), excluded, request_id=name)
         except UnavailableError as error:
             raise failure or error from None
 
@@ -102,6 +114,7 @@ class Relay:
     ) -> AsyncGenerator[bytes]:
         passage = Passage(
             core=self._core,
+            clock=self._clock,
             placement=placement,
             prepared=prepared,
             preparer=self._preparer,
@@ -138,11 +151,12 @@ class Relay:
         self, prepared: PreparedRequest, placement: Placement, request: RunningRequest
     ) -> tuple[tuple[str, str | bytes], ...]:
         ticket = Ticket(
-            request_id=request.request_id,
+            request_id=placement.request_id,
             tenant=request.tenant,
             namespace=prepared.namespace,
             incarnation=placement.incarnation,
             adapter_digest=prepared.route.adapter_digest,
+            router_id=self._router_id,
         )
         return ((TICKET_METADATA, sign(ticket, self._secret)),)
 
@@ -168,6 +182,13 @@ class Relay:
         return self._core.registry.get(placement.endpoint) is placement.entry
 
 
+def _name_of_attempt(request: RunningRequest, attempts_left: int) -> RequestId:
+    """The first attempt has the request's own name, so that the logs of router and worker have one; a worker that was tried before may
+    still know that one."""
+    attempt = MAX_ATTEMPTS - attempts_left
+    return request.request_id if attempt == 1 else RequestId(f"{request.request_id}.{attempt}")
+
+
 def _log_end(request: RunningRequest, placement: Placement, passage: Passage, outcome: str) -> None:
     _log.info(
         "request_ended request_id=%s worker=%s outcome=%s prompt_tokens=%d predicted_tokens=%d cached_tokens=%d",
@@ -175,7 +196,7 @@ def _log_end(request: RunningRequest, placement: Placement, passage: Passage, ou
         placement.endpoint,
         outcome,
         placement.request.prompt_tokens,
-        placement.decision.matched_tokens,
+        placement.predicted_cached_tokens,
         passage.cached_tokens,
     )
 

@@ -4,16 +4,17 @@
 
     reserved --accept--> accepted --first_token--> prefilled --settle--> ended
         \\________________________\\______________________________________/
-                       settle: error, cancel, the worker's death
+                       settle: error, cancel, the worker's death, a ticket that was never used
 
-The part for prefill is corrected when the worker says what it found cached, and is given back at the first token; the part for
-decoding stays until the end.
+Whoever learns of a step first moves it: the stream that carries the answer, or the worker's report. The part for prefill is corrected
+when the worker says what it found cached, and is given back at the first token; the part for decoding stays until the end.
 """
 
 import enum
 from typing import Protocol
 
 from prefixmesh.errors import DoubleReleaseError
+from prefixmesh.ids import RequestId
 
 
 class ReservationState(enum.Enum):
@@ -28,8 +29,8 @@ class ReservationState(enum.Enum):
 class Ledger(Protocol):
     """Where a reservation is booked (``load.WorkerLoad``)."""
 
-    def adjust(self, reservation: "Reservation", *, prefill_ms: float, decode_ms: float) -> None:
-        """Take over what the reservation's parts are about to become."""
+    def adjust(self, reservation: "Reservation", *, prefill_ms: float) -> None:
+        """Take over what the reservation's prefill is about to become."""
         ...
 
     def close(self, reservation: "Reservation") -> None:
@@ -40,25 +41,49 @@ class Ledger(Protocol):
 class Reservation:
     """A claim of ``prefill_ms`` and ``decode_ms`` on the life of a worker that ``ledger`` stands for."""
 
-    __slots__ = ("_ledger", "decode_ms", "prefill_ms", "state")
+    __slots__ = ("_ledger", "branches", "decode_ms", "is_reported", "prefill_ms", "request_id", "state")
 
-    def __init__(self, ledger: Ledger, *, prefill_ms: float, decode_ms: float) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        request_id: RequestId,
+        *,
+        prefill_ms: float,
+        decode_ms: float,
+        branches: int = 1,
+    ) -> None:
         self._ledger = ledger
+        self.branches = branches
+        """Answers that are computed from the one prompt."""
+
+        self.request_id = request_id
+        """Its name in the ticket and in the worker's reports."""
+
         self.prefill_ms = prefill_ms
         """Milliseconds of prefill still claimed."""
 
         self.decode_ms = decode_ms
         """Milliseconds of expected decoding still claimed."""
 
+        self.is_reported = False
+        """Whether the worker's last report counts it in; kept by the ledger."""
+
         self.state = ReservationState.RESERVED
 
     def __repr__(self) -> str:
         return f"Reservation({self.state.name.lower()}, {self.prefill_ms:.1f} + {self.decode_ms:.1f} ms)"
 
-    def accept(self, prefill_ms: float) -> None:
-        """The worker has admitted the request and will compute ``prefill_ms`` of it; ignored past that point."""
-        if self.state is ReservationState.RESERVED:
-            self._claim(prefill_ms)
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was settled."""
+        return self.state is ReservationState.ENDED
+
+    def accept(self, prefill_ms: float | None = None) -> None:
+        """The worker has the request, and will compute ``prefill_ms`` of it (None: it has not said how much). Ignored past the first
+        token; said twice, the later figure holds."""
+        if self.state in (ReservationState.RESERVED, ReservationState.ACCEPTED):
+            if prefill_ms is not None:
+                self._claim(prefill_ms)
             self.state = ReservationState.ACCEPTED
 
     def first_token(self) -> None:
@@ -69,12 +94,12 @@ class Reservation:
 
     def settle(self) -> None:
         """Give everything back. Raises DoubleReleaseError, changing nothing, the second time."""
-        if self.state is ReservationState.ENDED:
+        if self.has_ended:
             raise DoubleReleaseError("a reservation was settled twice")
         self._ledger.close(self)
         self.prefill_ms = self.decode_ms = 0.0
         self.state = ReservationState.ENDED
 
     def _claim(self, prefill_ms: float) -> None:
-        self._ledger.adjust(self, prefill_ms=prefill_ms, decode_ms=self.decode_ms)
+        self._ledger.adjust(self, prefill_ms=prefill_ms)
         self.prefill_ms = prefill_ms

@@ -3,269 +3,396 @@
     route -> accepted -> first_token -> finished
                  \\___________\\________-> failed
 
-The shell calls these as things happen and does the talking; simulations call them in simulated time. Beliefs are corrected from
-what workers say: a decision is recorded at once as a belief (so that a burst with one new prefix is not scattered), a worker's
-``cached_tokens`` confirms or corrects it, a new incarnation empties it.
+The shell calls these as things happen and does the talking; simulations call them in simulated time. What workers hold is known from
+their own events (``fleet_view``); a decision leaves a prediction beside it, so that a burst with one new prefix is not scattered. What
+they have to do is known from their reports and this router's own reservations (``load``). A request whose caller streams from the worker
+itself is moved by the worker's reports alone.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+import heapq
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final
 
 from prefixmesh.errors import AdapterChangedError, UnavailableError
-from prefixmesh.ids import Fingerprint, Incarnation
-from prefixmesh.router.cost import (
-    Candidate,
-    Rates,
-    RequestSize,
-    decode_ms,
-    expected_output,
-    fill_rates,
-    prefill_ms,
-)
+from prefixmesh.ids import Fingerprint, Incarnation, RequestId
+from prefixmesh.proto.cache_news import News
+from prefixmesh.router.cost import Demand, decode_work_ms
+from prefixmesh.router.decision import Decision, able_rows, decide, explain
 from prefixmesh.router.endpoint import Endpoint
-from prefixmesh.router.policy import Decision, PolicyConfig, choose
-from prefixmesh.router.prefix_tree import PrefixTree
+from prefixmesh.router.fleet_columns import Mask
+from prefixmesh.router.fleet_state import FleetState
+from prefixmesh.router.fleet_view import FleetView
+from prefixmesh.router.lingering import Lingering
+from prefixmesh.router.matched_tokens import MatchedTokens
+from prefixmesh.router.placement import Explanation, Placement, PrefillCurve, RouteRequest
+from prefixmesh.router.policy import PolicyConfig
 from prefixmesh.router.registry import Expected, WorkerEntry, WorkerFacts, WorkerRegistry
-from prefixmesh.router.reservation import Reservation, ReservationState
+from prefixmesh.router.reservation import ReservationState
+from prefixmesh.router.row_policies import prefix_key
+from prefixmesh.router.slow_start import SlowStart
+from prefixmesh.router.worker_view import Need
 from prefixmesh.served_model import shown_name
+from prefixmesh.worker_report import WorkerReport
 
+LATE_REPORT_S: Final = 1.0
+"""How much later than its ticket's end a request may be reported as taken in: it was, and the report is on its way."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteRequest:
-    """What a decision needs to know of a request."""
+WARM_UP_S: Final = 10.0
+"""How long a worker's life is young: it compiles, warms its memory and measures itself meanwhile, and is fed at a paced rate."""
 
-    fingerprints: Sequence[Fingerprint]
-    """Names of the prompt's whole blocks."""
-
-    prompt_tokens: int
-    max_tokens: int | None
-    """The caller's output limit."""
-
-    branches: int = 1
-    """Answers that are computed from the one prompt, all on one worker."""
-
-    whole_name: int = 0
-    """A number for the whole of a prompt that is shorter than a block, and so has no fingerprint; 0 for all others. Where workers are
-    equal it picks one, so that the same short prompt comes back to the worker that has computed it."""
-
-    adapter: str = ""
-    """Name of the LoRA adapter; empty for the base model."""
-
-    adapter_digest: str = ""
-    """The content that the fingerprints were made with: only workers that have it under that name may compute."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Placement:
-    """A request that was routed, until it ends. Made by ``RouterCore.route``; given back to it as things happen."""
-
-    request: RouteRequest
-    decision: Decision
-    entry: WorkerEntry
-    reservation: Reservation
-    rates: Rates
-    known_blocks: int
-    """Leading blocks that the worker was believed to hold before this decision was recorded."""
-
-    incarnation: Incarnation = field(init=False)
-    """The life of the worker that the decision was about."""
-
-    def __post_init__(self) -> None:
-        self.incarnation = self.entry.load.incarnation
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """Where it goes."""
-        return self.decision.endpoint
+_DRAWING: Final = frozenset({"random", "power_of_two"})
 
 
 class RouterCore:
-    """Registry, prefix tree and loads under one roof. Not thread-safe: one loop owns it."""
+    """The fleet's state and the requests that are under way. Not thread-safe: one loop owns it.
+
+    ``now`` is seconds of one clock that never goes back.
+    """
 
     def __init__(
-        self, expected: Expected, policy: PolicyConfig, *, block_size: int, max_tree_blocks: int
+        self,
+        expected: Expected,
+        policy: PolicyConfig,
+        *,
+        block_size: int,
+        max_tree_blocks: int,
+        draw: Callable[[], int],
     ) -> None:
-        self.registry = WorkerRegistry(expected)
-        self.tree = PrefixTree(max_tree_blocks)
+        """``draw`` gives random 64-bit numbers: for names of requests, and for policies that go by chance."""
+        self.fleet = FleetState(expected, max_tree_blocks)
         self._policy = policy
         self._block_size = block_size
+        self._draw = draw
         self._turn = 0
-        self._placements: dict[Reservation, Placement] = {}
+        self._newcomers = SlowStart(WARM_UP_S if policy.policy == "cost" else 0.0)
+        self._placements: dict[RequestId, Placement] = {}
+        # When tickets end, earliest first.
+        self._tickets: list[tuple[float, RequestId]] = []
 
     def __repr__(self) -> str:
-        return f"RouterCore({len(self._placements)} placed, {self.registry!r}, {self.tree!r})"
+        return f"RouterCore({len(self._placements)} placed, {self.fleet!r})"
+
+    @property
+    def registry(self) -> WorkerRegistry:
+        """Who the workers are."""
+        return self.fleet.registry
+
+    @property
+    def view(self) -> FleetView:
+        """What they hold."""
+        return self.fleet.view
 
     @property
     def policy(self) -> str:
         """Name of the policy in use."""
         return self._policy.policy
 
-    def add_worker(self, endpoint: Endpoint) -> bool:
+    @property
+    def spill_weight(self) -> float:
+        """How much the work that a choice adds for everyone else counts."""
+        return self._policy.spill_weight
+
+    # What is heard of workers.
+
+    def add_worker(self, endpoint: Endpoint, now: float) -> bool:
         """Know a worker; False when it was known already."""
-        return self.registry.add(endpoint)
+        return self.fleet.add(endpoint, now)
 
     def remove_worker(self, endpoint: Endpoint) -> bool:
-        """Forget a worker and what it held; False when it was not known. O(its blocks)."""
-        self.tree.remove_worker(endpoint)
-        return self.registry.remove(endpoint)
+        """Forget a worker and what it held; False when it was not known."""
+        entry = self.registry.get(endpoint)
+        if entry is not None:
+            self._abandon_direct(entry)
+            self._newcomers.left(entry.row)
+        return self.fleet.remove(endpoint)
 
-    def described(self, endpoint: Endpoint, facts: WorkerFacts) -> bool:
+    def described(self, endpoint: Endpoint, facts: WorkerFacts, now: float) -> bool:
         """Take over what a worker told; True when it is a new life, of which nothing is believed yet."""
-        is_new_life = self.registry.described(endpoint, facts)
-        if is_new_life:
-            self.tree.remove_worker(endpoint)
-        return is_new_life
+        entry = self.registry.get(endpoint)
+        if entry is not None and entry.load.incarnation != facts.incarnation:
+            self._abandon_direct(entry)
+            self._newcomers.joined(entry.row, now)
+        return self.fleet.described(endpoint, facts, now)
 
     def health_changed(self, endpoint: Endpoint, *, serving: bool) -> None:
         """A worker's health service said whether it is serving."""
         self.registry.health_changed(endpoint, serving=serving)
+        self.fleet.tell_ready()
 
     def unreachable(self, endpoint: Endpoint, why: str) -> None:
         """A worker did not answer: nothing is sent to it until it answers again. What it holds stays believed: it may have lost
         the connection only, and a new life is noticed when it answers."""
         self.registry.unreachable(endpoint, why)
+        self.fleet.tell_ready()
 
-    def route(self, request: RouteRequest, exclude: Collection[Endpoint] = ()) -> Placement:
+    def stream_news(self, endpoint: Endpoint, incarnation: Incarnation, news: News, now: float) -> Need:
+        """A message of a stream that was opened to this life of a worker. O(what it tells)."""
+        entry = self.registry.get(endpoint)
+        if entry is None or entry.load.incarnation != incarnation:
+            return Need.SNAPSHOT  # of a worker that is no more: the stream is of no use
+        need = self.view.take(endpoint, news, now)
+        if isinstance(news, WorkerReport):
+            self.on_report(endpoint, news, now)
+        return need
+
+    def on_report(self, endpoint: Endpoint, report: WorkerReport, now: float) -> None:
+        """Take over a report on load: it moves reservations, and ends those that the worker has ended. O(ids + reservations there)."""
+        entry = self.registry.get(endpoint)
+        if entry is None:
+            return
+        for request_id in report.ended:
+            self._end_as_reported(entry, request_id)
+        if entry.awaits_first_report:
+            entry.awaits_first_report = False
+            self._end_what_is_gone(entry, frozenset(report.accepted))
+        self.fleet.on_report(entry, report)
+
+    # What happens to requests.
+
+    def route(
+        self,
+        request: RouteRequest,
+        now: float,
+        exclude: Collection[Endpoint] = (),
+        *,
+        request_id: RequestId | None = None,
+        valid_s: float | None = None,
+    ) -> Placement:
         """Decide where ``request`` goes and reserve its work there.
 
-        Raises UnavailableError naming why when no worker is ready (or only those in ``exclude``), AdapterChangedError when some are, and
-        none of them has the adapter's content any more.
-        O(prompt blocks + workers).
+        ``request_id`` is drawn where none is given. ``valid_s`` is for a caller that is given a ticket: how long that admits. Raises
+        UnavailableError naming why when no worker is ready (or only those in ``exclude``), AdapterChangedError when some are, and none
+        of them has the adapter's content any more. O(prompt blocks + workers).
         """
-        able = [e for e in self.registry.ready if e.has_adapter(request.adapter, request.adapter_digest)]
-        if self.registry.ready and not able:
-            raise AdapterChangedError(
-                f"the adapter {shown_name(request.adapter)} was loaded anew or unloaded a moment ago"
-            )
-        entries = [e for e in able if e.endpoint not in exclude and _has_room(e, request)]
-        if not entries:
-            raise self._no_candidate_error(able, exclude)
-        size = RequestSize(request.prompt_tokens, expected_output(request.max_tokens))
-        candidates = self._candidates(entries, request)
-        # The policies beside ``cost`` are there to be compared with: nothing is added to them.
-        own_turn = request.whole_name if self._policy.policy == "cost" else 0
-        decision = choose(candidates, size, self._policy, own_turn or self._turn)
-        assert decision is not None
+        allowed, demand = self._allowed(request, exclude), self._demand(request)
+        if self._newcomers:
+            allowed = self._newcomers.hold_back(able_rows(self.fleet.columns, allowed, demand), now)
+        decision = self._decide(request, allowed, self._matches(request), demand)
+        if decision is None:
+            raise self._no_candidate_error(exclude)
         self._turn += decision.was_tie
-        at = next(i for i, entry in enumerate(entries) if entry.endpoint == decision.endpoint)
-        return self._place(request, decision, entries[at], candidates[at].rates, size)
+        self._newcomers.taken(decision.row)
+        self.view.index.touch(request.fingerprints)
+        expires_at = None if valid_s is None else now + valid_s
+        return self._place(request, decision, request_id or self._new_id(), now, expires_at)
 
-    def accepted(self, placement: Placement, cached_tokens: int) -> None:
-        """The worker admitted the request and found ``cached_tokens`` of its prompt.
+    def explain(self, request: RouteRequest, now: float, exclude: Collection[Endpoint] = ()) -> Explanation:
+        """What every worker would cost for a request, and where it would go. Changes nothing. O(prompt blocks + workers).
 
-        Where that is less than believed, the belief was wrong for everything that continues the prefix there, and is dropped;
-        what this request (and others under way) now compute is believed anew. O(prompt blocks + blocks dropped).
+        Raises as ``route`` does when an adapter's content is gone.
         """
-        request = placement.request
-        totals = placement.entry.totals
-        totals.prompt_tokens += request.prompt_tokens
-        totals.cached_tokens += cached_tokens
-        placement.reservation.accept(prefill_ms(request.prompt_tokens - cached_tokens, placement.rates))
-        if not self._is_current(placement):
-            return
-        if cached_tokens < placement.decision.matched_tokens:
-            self._drop_belief(placement, cached_tokens // self._block_size)
-        self.tree.record(request.fingerprints, placement.endpoint)
+        allowed, demand = self._allowed(request, exclude), self._demand(request)
+        matches = self._matches(request)
+        decision = self._decide(request, allowed, matches, demand)
+        terms = explain(self.fleet.columns, allowed, matches, demand, self._policy)
+        candidates = [(self.fleet.at_row(one.row), one) for one in terms]
+        able = {entry.endpoint for entry, _ in candidates}
+        excluded = [
+            (entry, _why_not(entry, request, exclude))
+            for entry in self.registry
+            if entry.endpoint not in able
+        ]
+        return Explanation(
+            None if decision is None else self.fleet.at_row(decision.row).endpoint, candidates, excluded
+        )
 
-    def first_token(self, placement: Placement) -> None:
+    def accepted(self, placement: Placement, cached_tokens: int, now: float) -> None:
+        """The worker admitted the request and found ``cached_tokens`` of its prompt. O(1); of a worker that tells nothing of its cache,
+        and had less than believed, O(what is believed of it)."""
+        request, entry = placement.request, placement.entry
+        placement.is_admitted = True
+        entry.totals.prompt_tokens += request.prompt_tokens
+        entry.totals.cached_tokens += cached_tokens
+        entry.errors.cached_tokens.add(placement.predicted_cached_tokens, cached_tokens)
+        placement.reservation.accept(placement.curve.cost_ms(cached_tokens, request.prompt_tokens))
+        self.fleet.tell_load(entry)
+        if cached_tokens < placement.predicted_cached_tokens and self._is_current(placement):
+            self._lingering(placement).take_back(request.fingerprints, cached_tokens // self._block_size)
+
+    def first_token(self, placement: Placement, now: float) -> None:
         """Prefill is over; O(1)."""
+        waited_ms = 1000.0 * (now - placement.routed_at)
+        placement.entry.errors.first_token_ms.add(placement.predicted_first_token_ms, waited_ms)
         placement.reservation.first_token()
+        self.fleet.tell_load(placement.entry)
 
-    def finished(self, placement: Placement, *named: Sequence[Fingerprint]) -> None:
+    def finished(self, placement: Placement, now: float, named: Iterable[Sequence[Fingerprint]] = ()) -> None:
         """The request ended well; each of ``named`` names the blocks of the prompt and one of its answers, which the worker holds now.
-        O(blocks)."""
-        is_current = self._is_current(placement)
-        self._settle(placement)
-        if is_current:
-            for fingerprints in named:
-                self.tree.record(fingerprints, placement.endpoint)
+        Until it has told so itself, that is predicted. O(blocks)."""
+        left = list(named) or [placement.request.fingerprints]
+        self._end(placement, now, left)
 
-    def failed(self, placement: Placement) -> None:
-        """The request ended in any other way: error, cancel, the worker's death.
+    def failed(self, placement: Placement, now: float) -> None:
+        """The request ended in any other way: error, cancel, the worker's death. One that was never admitted has computed nothing, and
+        leaves no prediction. Ended already: nothing happens. O(blocks)."""
+        left = [placement.request.fingerprints] if placement.is_admitted else []
+        self._end(placement, now, left)
 
-        A request that was never admitted has computed nothing, and the belief that came with its decision is withdrawn.
-        """
-        was_admitted = placement.reservation.state is not ReservationState.RESERVED
-        is_current = self._is_current(placement)
-        self._settle(placement)
-        if is_current and not was_admitted:
-            self._drop_belief(placement, placement.known_blocks)
+    def withdraw(self, request_id: str, now: float) -> bool:
+        """A caller does not use its ticket: what was reserved with it is given back, unless the worker has taken the request in. False when
+        nothing was. O(blocks)."""
+        placement = self._placements.get(RequestId(request_id))
+        if placement is None or placement.expires_at is None:
+            return False
+        if placement.reservation.state is not ReservationState.RESERVED:
+            return False
+        self._end(placement, now, [])
+        return True
+
+    def expire(self, now: float) -> None:
+        """End the reservations of tickets that are over and that no worker has reported to be used. O(1) for each."""
+        while self._tickets and self._tickets[0][0] + LATE_REPORT_S <= now:
+            _, request_id = heapq.heappop(self._tickets)
+            self.withdraw(request_id, now)
+
+    def tick(self, now: float) -> None:
+        """What time alone brings about: silence, tickets that are over, predictions that have stayed long enough. Call it a few times a
+        second. O(workers)."""
+        self.fleet.review(now)
+        self.expire(now)
 
     def check_invariants(self) -> None:
         """Recompute everything; raises InvariantError."""
-        self.tree.check_invariants()
-        for entry in self.registry:
-            entry.load.check_invariants()
+        self.fleet.check_invariants()
 
-    def _candidates(self, entries: Sequence[WorkerEntry], request: RouteRequest) -> list[Candidate]:
-        facts = [_facts_of(entry) for entry in entries]
-        rates = fill_rates([its.rates for its in facts])
-        matches = self.tree.find_matches(request.fingerprints)
-        return [
-            Candidate(
-                entry.endpoint,
-                its.expected_cached(matches.get(entry.endpoint, 0) * self._block_size, request.prompt_tokens),
-                entry.load.in_flight,
-                entry.load.prefill_ms,
-                entry.load.work_ms,
-                its_rates,
-                its.max_running_requests,
-            )
-            for entry, its, its_rates in zip(entries, facts, rates, strict=True)
-        ]
+    # How it is done.
+
+    def _allowed(self, request: RouteRequest, exclude: Collection[Endpoint]) -> Mask | None:
+        allowed = None
+        if request.adapter:
+            allowed = self.fleet.rows_with_adapter(request.adapter, request.adapter_digest)
+            if self.registry.ready and not allowed.any():
+                raise AdapterChangedError(
+                    f"the adapter {shown_name(request.adapter)} was loaded anew or unloaded a moment ago"
+                )
+        return self.fleet.without(allowed, exclude) if exclude else allowed
+
+    def _matches(self, request: RouteRequest) -> MatchedTokens:
+        matches = self.view.find_matches(request.fingerprints)
+        return self.view.slot_rows.spread(matches, self._block_size, self.fleet.columns.rows)
+
+    def _demand(self, request: RouteRequest) -> Demand:
+        return Demand(
+            request.prompt_tokens,
+            request.most_tokens,
+            request.branches,
+            self.fleet.rows_without_resident(request.adapter_digest) if request.adapter else None,
+            prefix_key=prefix_key(request.fingerprints, request.whole_name),
+        )
+
+    def _decide(
+        self, request: RouteRequest, allowed: Mask | None, matches: MatchedTokens, demand: Demand
+    ) -> Decision | None:
+        # The policies beside ``cost`` are there to be compared with: nothing is added to them.
+        own_turn = request.whole_name if self.policy == "cost" else 0
+        chance = self._draw() if self.policy in _DRAWING else 0
+        turn = own_turn or self._turn
+        return decide(self.fleet.columns, allowed, matches, demand, self._policy, turn, chance)
 
     def _place(
-        self, request: RouteRequest, decision: Decision, entry: WorkerEntry, rates: Rates, size: RequestSize
+        self,
+        request: RouteRequest,
+        decision: Decision,
+        request_id: RequestId,
+        now: float,
+        expires_at: float | None,
     ) -> Placement:
-        reservation = entry.load.reserve(
-            prefill_ms=decision.cost.prefill_ms,
-            decode_ms=request.branches * decode_ms(size.output_tokens, rates),
-        )
-        entry.totals.routed += 1
+        entry, columns, terms = self.fleet.at_row(decision.row), self.fleet.columns, decision.terms
         placement = Placement(
+            request_id=request_id,
             request=request,
             decision=decision,
             entry=entry,
-            reservation=reservation,
-            rates=rates,
-            known_blocks=self.tree.record(request.fingerprints, entry.endpoint),
+            reservation=entry.load.reserve(
+                request_id,
+                prefill_ms=terms.prefill_ms + terms.load_back_ms,
+                decode_ms=decode_work_ms(columns, entry.row, request.max_tokens, request.branches),
+                branches=request.branches,
+            ),
+            prediction=self.view.expect(entry.endpoint, request.fingerprints),
+            curve=PrefillCurve(
+                float(columns.prefill_ms_per_token[entry.row]),
+                float(columns.prefill_ms_per_token2[entry.row]),
+            ),
+            routed_at=now,
+            expires_at=expires_at,
         )
-        self._placements[reservation] = placement
+        entry.totals.routed += 1
+        self._placements[request_id] = placement
+        if expires_at is not None:
+            heapq.heappush(self._tickets, (expires_at, request_id))
+        self.fleet.tell_load(entry)
         return placement
+
+    def _end(self, placement: Placement, now: float, left: Sequence[Sequence[Fingerprint]]) -> None:
+        """Settle, and let stay for a while what the request has ``left`` there. Ended already, as reported: nothing happens."""
+        if placement.reservation.has_ended:
+            return
+        is_current = self._is_current(placement)
+        self._settle(placement)
+        if left and is_current:
+            stays = [self.view.expect(placement.endpoint, fingerprints) for fingerprints in left]
+            self._lingering(placement).keep(placement.request_id, stays, now)
 
     def _settle(self, placement: Placement) -> None:
         placement.reservation.settle()
-        del self._placements[placement.reservation]
+        self.view.predictions.end(placement.prediction)
+        del self._placements[placement.request_id]
+        self.fleet.tell_load(placement.entry)
+
+    def _end_as_reported(self, entry: WorkerEntry, request_id: str) -> None:
+        """The worker has ended it, and has told before what it has left."""
+        placement = self._placement_at(entry, request_id)
+        if placement is not None:
+            self._settle(placement)
+
+    def _end_what_is_gone(self, entry: WorkerEntry, running: Collection[str]) -> None:
+        """A stream's first report names all that runs: what a worker had taken in and has no more ended while nobody listened. Requests
+        that pass through this router know their own end."""
+        for reservation in entry.load.open_reservations():
+            placement = self._placements[reservation.request_id]
+            is_taken_in = reservation.state is not ReservationState.RESERVED
+            if placement.expires_at is not None and is_taken_in and placement.request_id not in running:
+                self._settle(placement)
+
+    def _abandon_direct(self, entry: WorkerEntry) -> None:
+        """A life of a worker is over for this router: nobody will tell any more how requests that it does not carry have ended."""
+        for reservation in entry.load.open_reservations():
+            placement = self._placements[reservation.request_id]
+            if placement.expires_at is not None:
+                self._settle(placement)
+
+    def _placement_at(self, entry: WorkerEntry, request_id: str) -> Placement | None:
+        placement = self._placements.get(RequestId(request_id))
+        if placement is None or placement.entry is not entry or not self._is_current(placement):
+            return None
+        return placement
+
+    def _lingering(self, placement: Placement) -> Lingering:
+        followed = self.view.get(placement.endpoint)
+        assert followed is not None, placement
+        return followed.lingering
 
     def _is_current(self, placement: Placement) -> bool:
         """Whether the worker's life that the decision was about is still the one that is known."""
         entry = self.registry.get(placement.endpoint)
         return entry is placement.entry and entry.load.incarnation == placement.incarnation
 
-    def _drop_belief(self, placement: Placement, keep: int) -> None:
-        """Forget this prompt's blocks beyond ``keep``; requests under way that share them will compute them, so theirs stay."""
-        fingerprints = placement.request.fingerprints
-        if not self.tree.forget(fingerprints, keep, placement.endpoint):
-            return
-        first = fingerprints[keep]
-        for reservation in placement.entry.load.open_reservations():
-            other = self._placements[reservation].request.fingerprints
-            if len(other) > keep and other[keep] == first:
-                self.tree.record(other, placement.endpoint)
+    def _new_id(self) -> RequestId:
+        return RequestId(f"{self._draw():016x}{self._draw():016x}")
 
-    def _no_candidate_error(
-        self, able: Sequence[WorkerEntry], exclude: Collection[Endpoint]
-    ) -> UnavailableError:
-        if any(entry.endpoint not in exclude for entry in able):
+    def _no_candidate_error(self, exclude: Collection[Endpoint]) -> UnavailableError:
+        if any(entry.endpoint not in exclude for entry in self.registry.ready):
             return UnavailableError("no worker that is ready now has a context long enough for this request")
         return self.registry.no_worker_error()
 
 
-def _has_room(entry: WorkerEntry, request: RouteRequest) -> bool:
-    needed = request.prompt_tokens + (1 if request.max_tokens is None else request.max_tokens)
-    return needed <= _facts_of(entry).context_length
-
-
-def _facts_of(entry: WorkerEntry) -> WorkerFacts:
-    assert entry.facts is not None, "a ready worker has told its facts"
-    return entry.facts
+def _why_not(entry: WorkerEntry, request: RouteRequest, exclude: Collection[Endpoint]) -> str:
+    """Why a worker could not take a request."""
+    if entry.problem:
+        return entry.problem
+    if entry.endpoint in exclude:
+        return "was excluded by the caller"
+    if not entry.has_adapter(request.adapter, request.adapter_digest):
+        return f"does not have the adapter {shown_name(request.adapter)}"
+    return f"has not the room for {request.most_tokens} tokens of prompt and answer"

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import secrets
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +38,9 @@ _log = logging.getLogger(__name__)
 
 FAREWELL_S: Final = 0.5
 """How long requests that have been ended may take to tell their callers so."""
+
+ROUTER_ID_BYTES: Final = 8
+"""A router's name for itself, for one life: workers report to it what became of the requests that came with its tickets."""
 
 INFERENCE: Final = inference_pb2.DESCRIPTOR.services_by_name["Inference"]
 ROUTER: Final = router_pb2.DESCRIPTOR.services_by_name["Router"]
@@ -73,6 +78,7 @@ class RouterServer:
         self._secret = secret
         self._keys = ApiKeys.from_file(Path(config.api_keys_file)) if config.api_keys_file else None
         self._model = model
+        self._router_id = secrets.token_hex(ROUTER_ID_BYTES)
         self._health = health.aio.HealthServicer()
         self._running = RunningRequests()
         self._server: grpc.aio.Server | None = None
@@ -142,12 +148,15 @@ class RouterServer:
                 tokenizer_digest=model.tokenizer_digest,
                 protocol_version=PROTOCOL_VERSION,
                 fingerprint_version=FINGERPRINT_VERSION,
+                block_size=config.block_size,
             ),
             PolicyConfig(policy=config.policy, spill_weight=config.spill_weight),
             block_size=config.block_size,
             max_tree_blocks=config.max_tree_blocks,
+            draw=partial(secrets.randbits, 64),
         )
-        pool = self._pool = WorkerPool(core, self._secret, self._ready_changed.set)
+        pool = self._pool = WorkerPool(core, self._secret, self._router_id, self._ready_changed.set)
+        pool.start()
         preparer = self._preparer = RequestPreparer(
             model,
             namespace_key=self._secret.namespace_key(),
@@ -161,6 +170,7 @@ class RouterServer:
             preparer=preparer,
             prompts=model.prompts,
             model=model.name,
+            router_id=self._router_id,
         )
         adapters = self._adapters = AdapterFinder(core.registry, pool.describe_ready)
         inference = InferenceService(

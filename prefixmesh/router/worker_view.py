@@ -60,7 +60,9 @@ class WorkerView:
     ) -> None:
         self._index = index
         self._predictions = predictions
-        self._silent_s = SILENT_INTERVALS * report_interval_s
+        self.silent_s = SILENT_INTERVALS * report_interval_s
+        """Without news for longer the view is stale. May be set anew with each stream, to so many of its intervals or more."""
+
         self.slot = index.open_slot()
         """Where the index counts this worker now. It changes when a snapshot is complete."""
 
@@ -70,6 +72,9 @@ class WorkerView:
 
         self.causes: Counter[str] = Counter()
         """How often a snapshot was asked for, by cause."""
+
+        self.last_cause = ""
+        """Of the last time."""
 
         self._sums = _no_sums()
         self._loading: _Loading | None = None
@@ -82,7 +87,7 @@ class WorkerView:
         """How far this view may be believed at ``now``. O(1)."""
         if self.epoch is None:
             return Trust.BLIND if self._loading is None else Trust.CATCHING_UP
-        if now - self._heard_at > self._silent_s:
+        if now - self._heard_at > self.silent_s:
             return Trust.STALE
         if self._waits_for_snapshot or self._loading is not None or not self._is_exact:
             return Trust.CATCHING_UP
@@ -155,6 +160,11 @@ class WorkerView:
         self._is_exact = True
         return Need.NOTHING
 
+    def distrust(self, cause: str) -> None:
+        """What the stream said made no sense: only a snapshot helps."""
+        if not self._is_muted:
+            self._ask(cause)
+
     def on_broken(self) -> None:
         """The stream has ended. What was being loaded is void; what is known counts, until silence makes it stale."""
         self._abandon()
@@ -201,6 +211,7 @@ class WorkerView:
 
     def _ask(self, cause: str) -> Need:
         self.causes[cause] += 1
+        self.last_cause = cause
         self._abandon()
         self._waits_for_snapshot = self._is_muted = True
         self._is_exact = False

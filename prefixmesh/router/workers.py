@@ -2,11 +2,12 @@
 
 Each worker is followed by one task: it asks who is there (``Describe``), then watches its health and asks again at intervals. A
 connection that breaks, or a call that found the worker gone, ends the round at once; the next begins after a pause that
-grows. What is learned goes to the core; nothing is decided here.
+grows. Beside that the worker's cache and load are followed (``cache_stream``). What is learned goes to the core; nothing is decided here.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -14,6 +15,7 @@ from typing import Any, Final
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE
 from prefixmesh.cache.hash_cache import HASH_BLOCK_SIZE
 from prefixmesh.errors import DeadlineError, PrefixmeshError, UnavailableError
 from prefixmesh.fleet_secret import FleetSecret
@@ -21,9 +23,9 @@ from prefixmesh.ids import Incarnation, WorkerId
 from prefixmesh.proto.cache_counts import decode_cache_counts
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2_grpc
-from prefixmesh.router.cost import Rates
+from prefixmesh.router.cache_stream import CacheStream, log_trust
 from prefixmesh.router.endpoint import Endpoint
-from prefixmesh.router.registry import PASSING_PROBLEMS, WorkerFacts
+from prefixmesh.router.registry import PASSING_PROBLEMS, Rates, WorkerFacts
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.rpc.channel import open_channel
 from prefixmesh.rpc.identity import AUTHORIZATION_METADATA
@@ -44,6 +46,9 @@ FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 1.0
 """Pauses between rounds double from the first to this, so that a worker that comes back is seen within a second or two."""
 
+REVIEW_INTERVAL_S: Final = 0.25
+"""How late it is noticed that a worker has become silent, or that a ticket is over."""
+
 GENERATE: Final = "/prefixmesh.v1.Inference/Generate"
 
 GenerateCall = grpc.aio.UnaryStreamCall[bytes, bytes]
@@ -53,7 +58,12 @@ class WorkerLink:
     """The connection to one worker. ``start`` it once; ``close`` lets running calls end first."""
 
     def __init__(
-        self, endpoint: Endpoint, core: RouterCore, secret: FleetSecret, on_news: Callable[[Endpoint], None]
+        self,
+        endpoint: Endpoint,
+        core: RouterCore,
+        secret: FleetSecret,
+        router_id: str,
+        on_news: Callable[[Endpoint], None],
     ) -> None:
         self.endpoint = endpoint
         self._core = core
@@ -64,6 +74,9 @@ class WorkerLink:
         # Bytes in, bytes out: most of a stream is passed on as it came.
         self._generate: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(GENERATE)
         self._metadata = ((AUTHORIZATION_METADATA, f"Bearer {secret.control_token()}"),)
+        self._stream = CacheStream(
+            endpoint, core, self._control.WatchCache, metadata=self._metadata, router_id=router_id
+        )
         self._suspected = asyncio.Event()
         self._running_calls = 0
         self._idle = asyncio.Event()
@@ -104,7 +117,7 @@ class WorkerLink:
             )
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
-        if self._core.described(self.endpoint, facts_of(answer)):
+        if self._core.described(self.endpoint, facts_of(answer), _now()):
             _log.info("worker_new_life endpoint=%s incarnation=%016x", self.endpoint, answer.incarnation)
         self._on_news(self.endpoint)
 
@@ -122,7 +135,12 @@ class WorkerLink:
             try:
                 await self.describe()
                 pause_s = FIRST_PAUSE_S
-                await _first_to_fail(self._describe_often(), self._watch_health(), self._until_suspected())
+                await _first_to_fail(
+                    self._describe_often(),
+                    self._watch_health(),
+                    self._until_suspected(),
+                    self._stream.follow(),
+                )
             except PrefixmeshError as error:
                 self._core.unreachable(self.endpoint, str(error))
                 self._on_news(self.endpoint)
@@ -163,20 +181,30 @@ class WorkerLink:
 class WorkerPool:
     """The links to all workers. Owns which there are; what is known of them is the core's."""
 
-    def __init__(self, core: RouterCore, secret: FleetSecret, on_change: Callable[[], None]) -> None:
-        """``on_change`` is called whenever a worker's problem has changed."""
+    def __init__(
+        self, core: RouterCore, secret: FleetSecret, router_id: str, on_change: Callable[[], None]
+    ) -> None:
+        """``router_id`` is what this router calls itself to workers; ``on_change`` is called whenever a worker's problem has changed."""
         self._core = core
         self._secret = secret
+        self._router_id = router_id
         self._on_change = on_change
         self._links: dict[Endpoint, WorkerLink] = {}
         self._problems: dict[Endpoint, str] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._reviewing: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to look after what time alone brings about. Needs a running event loop."""
+        self._reviewing = asyncio.create_task(self._review_often())
 
     def add(self, endpoint: Endpoint) -> bool:
         """Follow a worker from now on; False when it is followed already. Needs a running event loop."""
-        if not self._core.add_worker(endpoint):
+        if not self._core.add_worker(endpoint, _now()):
             return False
-        link = self._links[endpoint] = WorkerLink(endpoint, self._core, self._secret, self._note_news)
+        link = self._links[endpoint] = WorkerLink(
+            endpoint, self._core, self._secret, self._router_id, self._note_news
+        )
         link.start()
         self._note_news(endpoint)
         return True
@@ -208,9 +236,21 @@ class WorkerPool:
 
     async def close(self) -> None:
         """Stop following everyone and wait for the last running calls, which the caller has ended."""
+        if self._reviewing is not None:
+            self._reviewing.cancel()
+            await asyncio.wait({self._reviewing})
         for endpoint in list(self._links):
             self.remove(endpoint)
         await asyncio.gather(*self._closing)
+
+    async def _review_often(self) -> None:
+        while True:
+            await asyncio.sleep(REVIEW_INTERVAL_S)
+            try:
+                self._core.tick(_now())
+                log_trust(self._core)
+            except Exception:  # a bug of ours: what comes by time must go on coming
+                _log.exception("review_failed")
 
     def _note_news(self, endpoint: Endpoint) -> None:
         entry = self._core.registry.get(endpoint)
@@ -239,10 +279,20 @@ def facts_of(answer: pb.DescribeResponse) -> WorkerFacts:
         context_length=answer.context_length,
         max_running_requests=answer.max_running_requests,
         match_unit=match_units.get(answer.prefix_cache, 0),
+        page_size=answer.page_size,
+        block_size=answer.block_size or DEFAULT_BLOCK_SIZE,
+        total_tokens=answer.max_total_tokens,
+        draining=answer.draining,
+        resident_adapters=frozenset(adapter.digest for adapter in answer.adapters if adapter.resident),
         rates=Rates(answer.rates.prefill_tokens_per_s, answer.rates.decode_step_ms),
         cache=decode_cache_counts(answer.cache) if answer.HasField("cache") else None,
         adapters={adapter.name: adapter.digest for adapter in answer.adapters},
     )
+
+
+def _now() -> float:
+    """Seconds by the clock that the core goes by."""
+    return time.monotonic()
 
 
 async def _first_to_fail(*endless: Coroutine[Any, Any, None]) -> None:

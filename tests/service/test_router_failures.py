@@ -81,7 +81,7 @@ async def test_disconnect_before_the_first_message_stops_the_worker() -> None:
         await eventually(lambda: script.before_start.waiting == 1)
         call.cancel()
         await eventually(lambda: router.loads() == [0] and router.workers[0].running == 0)
-        assert router.server.core.tree.count_blocks(next(iter(router.server.core.registry)).endpoint) == 0
+        assert len(router.server.core.view.predictions) == 0
 
 
 async def test_reader_that_stops_reading_and_leaves_is_noticed() -> None:
@@ -251,16 +251,18 @@ async def test_stopping_worker_gets_nothing_new() -> None:
 
 
 async def test_wrong_belief_is_corrected_by_what_the_worker_says() -> None:
-    """A worker that evicted a prompt is not believed to hold what continued it."""
-    async with running_router(1) as router:
-        prompt = list(range(200))
-        await router.generate(token_request(prompt + [1] * 64))
-        await router.generate(token_request(prompt + [2] * 64))
+    """A worker whose cache tells nothing is believed half, and one that evicted a prompt is not believed to hold what continued it."""
+    async with running_router(1, script=Script(prefix_cache="hash")) as router:
+        ((_, followed),) = router.server.core.view
+        await eventually(lambda: not followed.lingering.tells)
+        prompt = list(range(192))
+        await router.generate(token_request(prompt + [1] * 80))
+        await router.generate(token_request(prompt + [2] * 80))
         router.workers[0].script.cached_tokens = 0
-        wrong = await router.generate(token_request(prompt + [1] * 64))
-        assert wrong.started.routing.predicted_cached_tokens == 256
-        right = await router.generate(token_request(prompt + [2] * 64))
-        assert right.started.routing.predicted_cached_tokens == 192
+        wrong = await router.generate(token_request(prompt + [1] * 80))
+        assert wrong.started.routing.predicted_cached_tokens == 256 // 2
+        right = await router.generate(token_request(prompt + [2] * 80))
+        assert right.started.routing.predicted_cached_tokens == 192 // 2
 
 
 async def test_adding_and_removing_workers_while_they_stream() -> None:

@@ -1,12 +1,14 @@
 """A worker without a model: it speaks the real gRPC, answers what it is told, and can wait, refuse, go silent and die.
 
-Its cache is the longest common prefix with what it has computed in the namespace, its tokens depend on the prompt alone.
+Its cache is the longest common prefix with what it has computed in the namespace, its tokens depend on the prompt alone; of the cache's
+blocks and of its requests it tells as a real one does (``told_blocks``).
 """
 
 import asyncio
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -15,7 +17,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from prefixmesh.cache.fingerprint import FINGERPRINT_VERSION
 from prefixmesh.cache.namespace import short_digest
-from prefixmesh.errors import AdapterChangedError, AuthenticationError, InvalidRequestError, PrefixmeshError
+from prefixmesh.errors import (
+    AdapterChangedError,
+    AuthenticationError,
+    InvalidRequestError,
+    PrefixmeshError,
+    UnsupportedError,
+)
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.ids import Incarnation
 from prefixmesh.proto import codec
@@ -27,6 +35,7 @@ from prefixmesh.rpc.server import add_service, make_server
 from prefixmesh.rpc.status import AnyContext
 from prefixmesh.ticket import TICKET_METADATA, Ticket, verify
 from prefixmesh.tokens import pack, unpack
+from tests.support.told_blocks import ToldBlocks
 
 ANSWER_TOKENS = 4
 MODEL, REVISION, TOKENIZER_DIGEST = "tiny", "revision-1", "tokenizer-1"
@@ -124,6 +133,10 @@ class Script:
     prefill_tokens_per_s: float = 2000.0
     decode_step_ms: float = 30.0
     prefix_cache: str = "radix"
+    """``radix`` tells of its blocks; others do not."""
+
+    block_size: int = 0
+    """What it says that its blocks have; 0: it does not tell."""
 
 
 class FakeWorker:
@@ -140,6 +153,7 @@ class FakeWorker:
         self.cancelled = 0
         self.described = 0
         self._seen: dict[bytes, list[bytes]] = {}
+        self.told = ToldBlocks()
         self._server: grpc.aio.Server | None = None
         self.health = health.aio.HealthServicer()
 
@@ -164,6 +178,7 @@ class FakeWorker:
             await self._server.stop(None)
             self._server = None
         self._seen.clear()
+        self.told = ToldBlocks()
 
     async def restart(self) -> None:
         """A new life at the same address."""
@@ -183,6 +198,14 @@ class FakeWorker:
         assert isinstance(prompt, TokenPrompt), "a router sends tokens"
         tokens = prompt.packed
         self.received.append(Received(ticket, tokens, message, context.time_remaining()))
+        with self.told.running(ticket):
+            async with aclosing(self._answer(message, ticket, tokens)) as events:
+                async for event in events:
+                    yield event
+
+    async def _answer(
+        self, message: pb.GenerateRequest, ticket: Ticket, tokens: bytes
+    ) -> AsyncGenerator[pb.GenerateResponse]:
         self.running += 1
         finished = False
         try:
@@ -217,6 +240,15 @@ class FakeWorker:
             if not finished and self.script.error is None:
                 self.cancelled += 1
 
+    async def WatchCache(
+        self, request: control.WatchCacheRequest, context: AnyContext
+    ) -> AsyncIterator[control.WatchCacheResponse]:
+        if self.script.prefix_cache != "radix":
+            raise UnsupportedError("it tells nothing of its blocks")
+        async with aclosing(self.told.watch(request)) as messages:
+            async for message in messages:
+                yield message
+
     async def Describe(
         self, request: control.DescribeRequest, context: AnyContext
     ) -> control.DescribeResponse:
@@ -234,6 +266,7 @@ class FakeWorker:
             context_length=script.context_length,
             page_size=1,
             prefix_cache=script.prefix_cache,
+            block_size=script.block_size,
             max_running_requests=64,
             protocol_version=codec.PROTOCOL_VERSION,
             fingerprint_version=FINGERPRINT_VERSION,
@@ -291,6 +324,7 @@ class FakeWorker:
         seen = self._seen.setdefault(namespace, [])
         longest = max((common_prefix_tokens(old, tokens) for old in seen), default=0)
         seen.append(tokens)
+        self.told.computed(namespace, tokens)
         return min(longest, len(tokens) // 4 - 1)
 
     def _limited(self, message: pb.GenerateRequest, ids: Sequence[int]) -> list[int]:

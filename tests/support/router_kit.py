@@ -123,10 +123,11 @@ async def running_router(
     script: Script | None = None,
     model: RouterModel | None = None,
     wait: bool = True,
+    secret: FleetSecret | None = None,
     **settings: Any,
 ) -> AsyncIterator[Router]:
     """A router before ``count`` fake workers, which share ``script`` when it is given. Everything is gone afterwards."""
-    secret = fleet_secret.generate()
+    secret = secret or fleet_secret.generate()
     fakes = [await FakeWorker(secret, f"w{i}", script).start() for i in range(count)]
     addresses = tuple(fake.address for fake in fakes) or ("127.0.0.1:1",)
     server = RouterServer(

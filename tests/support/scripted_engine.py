@@ -1,7 +1,8 @@
 """An engine without a model: every answer is the text it was told, one token a byte, and it can wait, refuse and die.
 
 It is an ``EngineClient`` as the real ones are: requests sit in a table from submission to their last event, closing a stream
-early aborts, a dead engine fails every stream. Its cache is the longest common prefix with what it has seen in the namespace.
+early aborts, a dead engine fails every stream. Its cache is the longest common prefix with what it has seen in the namespace, and it
+tells of that in whole blocks.
 """
 
 import asyncio
@@ -12,16 +13,21 @@ from typing import Final
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE, block_fingerprints
 from prefixmesh.cache.ledger import Hits, LedgerRow, Misses
+from prefixmesh.cache.packed_names import pack_names
+from prefixmesh.cache.tier import Tier
 from prefixmesh.errors import NotFoundError, PrefixmeshError, UnavailableError
+from prefixmesh.ids import Fingerprint, Namespace
 from prefixmesh.model_files.peft_adapter import check_adapter_name
 from prefixmesh.text.backend import byte_level_alphabet
 from prefixmesh.text.tokenizer import Tokenizer
-from prefixmesh.tokens import unpack
+from prefixmesh.tokens import pack, unpack
 from prefixmesh.worker.engine_client import RequestEvent
 from prefixmesh.worker.messages import (
     AdapterInfo,
     Admitted,
+    CacheChange,
     CacheChanges,
     Ended,
     EndReason,
@@ -105,10 +111,11 @@ class ScriptedEngine:
         self.closed = asyncio.Event()
         self._to_abort: set[str] = set()
         self._seen: dict[bytes, set[bytes]] = {}
+        self._told: set[Fingerprint] = set()
         self._changed = asyncio.Event()
 
     def watch_cache(self, listener: Callable[[CacheChanges], None]) -> None:
-        """Its cache is a pretence and tells nothing by itself; a test may."""
+        """Whole blocks of what it has seen are told; a test may tell more."""
         self.tell_changes = listener
 
     async def start(self) -> EngineInfo:
@@ -165,6 +172,8 @@ class ScriptedEngine:
 
     async def flush(self) -> None:
         self._seen.clear()
+        self._told.clear()
+        self._tell(CacheChange("cleared"))
 
     async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> AdapterInfo:
         self._check_alive()
@@ -230,11 +239,25 @@ class ScriptedEngine:
             step = tuple(ids[position : min(position + self.tokens_per_step, limit)])
             yield TokensOut(request_id=request_id, position=position, token_ids=step)
             position += len(step)
-        self._seen.setdefault(command.namespace, set()).add(command.tokens)
+        self._remember(command, ids[:position])
         if self.failure:
             yield self._ended(request_id, "failed", position)
         else:
             yield self._ended(request_id, "stop" if limit == len(ids) else "length", position)
+
+    def _remember(self, command: Submit, answer: bytes) -> None:
+        """Prompt and answer are cached now, but for the last token, which was never computed."""
+        tokens = command.tokens + pack(list(answer))[:-4] if answer else command.tokens
+        self._seen.setdefault(command.namespace, set()).add(tokens)
+        names = block_fingerprints(Namespace(command.namespace), tokens, DEFAULT_BLOCK_SIZE)
+        new = [name for name in names if name not in self._told]
+        if new:
+            self._told.update(new)
+            self._tell(CacheChange("stored", Tier.DEVICE, None, pack_names(new)))
+
+    def _tell(self, change: CacheChange) -> None:
+        if self.tell_changes is not None:
+            self.tell_changes(CacheChanges(changes=[change]))
 
     async def _held(self, request_id: str, position: int) -> bool:
         """Wait while the request is held before a token (or admission); whether it was aborted meanwhile."""

@@ -1,23 +1,30 @@
 """A fleet in simulated time around the real router core: no socket, no clock.
 
 A simulated worker computes prompts one after the other at a fixed rate, then streams its answers side by side. Its cache is a set
-of fingerprints without a bound.
+of fingerprints without a bound, and it tells of it as a real one does: ``ToldCache`` is its end of the stream.
 """
 
 import heapq
+import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+from prefixmesh.cache.events import CacheSummary, SnapshotPart, Stored, TierState
 from prefixmesh.cache.fingerprint import FINGERPRINT_VERSION, block_fingerprints
-from prefixmesh.ids import Fingerprint, Incarnation, Namespace, WorkerId
+from prefixmesh.cache.tier import Tier
+from prefixmesh.ids import Epoch, Fingerprint, Incarnation, Namespace, WorkerId
+from prefixmesh.proto.cache_news import EventBatch, News
 from prefixmesh.proto.codec import PROTOCOL_VERSION
-from prefixmesh.router.cost import Rates
 from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.placement import Placement, RouteRequest
 from prefixmesh.router.policy import PolicyConfig
-from prefixmesh.router.registry import Expected, WorkerFacts
-from prefixmesh.router.routing import Placement, RouterCore, RouteRequest
+from prefixmesh.router.registry import Expected, Rates, WorkerEntry, WorkerFacts
+from prefixmesh.router.routing import RouterCore
+from prefixmesh.router.worker_view import Need
 from prefixmesh.tokens import pack
+from prefixmesh.worker_report import WorkerReport
 
 BLOCK = 64
 NAMESPACE = Namespace(b"n" * 16)
@@ -28,6 +35,10 @@ EXPECTED = Expected(
     fingerprint_version=FINGERPRINT_VERSION,
 )
 UNMEASURED = Rates(0.0, 0.0)
+NOW = 100.0
+"""For tests in which no time passes."""
+
+REPORT_S = 0.1
 
 
 def facts(
@@ -42,6 +53,7 @@ def facts(
     match_unit: int = 1,
     protocol_version: int = PROTOCOL_VERSION,
     fingerprint_version: int = FINGERPRINT_VERSION,
+    block_size: int = BLOCK,
     adapters: Mapping[str, str] | None = None,
 ) -> WorkerFacts:
     return WorkerFacts(
@@ -55,6 +67,7 @@ def facts(
         context_length=context_length,
         max_running_requests=max_running_requests,
         match_unit=match_unit,
+        block_size=block_size,
         rates=rates,
         adapters=adapters or {},
     )
@@ -64,18 +77,84 @@ def make_core(
     workers: int, *, config: PolicyConfig | None = None, max_tree_blocks: int = 100_000
 ) -> RouterCore:
     """A router core with ``workers`` ready workers ``w0``, ``w1``, …"""
-    core = RouterCore(EXPECTED, config or PolicyConfig(), block_size=BLOCK, max_tree_blocks=max_tree_blocks)
+    core = RouterCore(
+        EXPECTED,
+        config or PolicyConfig(),
+        block_size=BLOCK,
+        max_tree_blocks=max_tree_blocks,
+        draw=partial(random.Random(7).getrandbits, 64),
+    )
     for index in range(workers):
         add_ready(core, f"w{index}")
     return core
 
 
-def add_ready(core: RouterCore, name: str, incarnation: int = 1, rates: Rates = UNMEASURED) -> Endpoint:
+def add_ready(
+    core: RouterCore, name: str, incarnation: int = 1, rates: Rates = UNMEASURED, *, tells: bool = True
+) -> Endpoint:
+    """A worker that has answered and serves; ``tells``: its view is exact, and empty."""
     endpoint = Endpoint(name)
-    core.add_worker(endpoint)
-    core.described(endpoint, facts(name, incarnation, rates=rates))
+    core.add_worker(endpoint, NOW)
+    core.described(endpoint, facts(name, incarnation, rates=rates), NOW)
     core.health_changed(endpoint, serving=True)
+    if tells:
+        ToldCache(core, endpoint).open(NOW)
     return endpoint
+
+
+def entry_of(core: RouterCore, endpoint: str) -> WorkerEntry:
+    entry = core.registry.get(Endpoint(endpoint))
+    assert entry is not None
+    return entry
+
+
+def believed(core: RouterCore, request: RouteRequest) -> dict[str, int]:
+    """Leading blocks of a request that each worker is matched with, held or predicted; those with none are left out."""
+    tokens = core.view.slot_rows.spread(
+        core.view.find_matches(request.fingerprints), BLOCK, core.fleet.columns.rows
+    )
+    return {e.endpoint: int(tokens.total[e.row]) // BLOCK for e in core.registry if tokens.total[e.row]}
+
+
+class ToldCache:
+    """A worker's cache as a router is told of it: blocks come, and every report proves the view. It may also go wrong on purpose."""
+
+    def __init__(self, core: RouterCore, endpoint: Endpoint, epoch: int = 1) -> None:
+        self.core = core
+        self.endpoint = endpoint
+        self.epoch, self.sequence = Epoch(epoch), 0
+        self.held: set[Fingerprint] = set()
+        self._digest = 0
+        self._incarnation = Incarnation(0)
+
+    def open(self, now: float) -> None:
+        """A stream begins: a snapshot of what is held, and the first report."""
+        opening = self.core.fleet.opened(self.endpoint, REPORT_S, now)
+        self._incarnation = opening.incarnation
+        if opening.resume_from is None:
+            part = SnapshotPart(self.epoch, self.sequence, Tier.DEVICE, tuple(self.held), last=True)
+            self.tell(part, now)
+        self.report(now)
+
+    def store(self, fingerprints: Sequence[Fingerprint], now: float) -> None:
+        """These blocks are held now, and told of."""
+        new = tuple(name for name in fingerprints if name not in self.held)
+        if not new:
+            return
+        self.held.update(new)
+        for name in new:
+            self._digest ^= name
+        self.sequence += 1
+        self.tell(EventBatch([Stored(self.epoch, self.sequence, Tier.DEVICE, None, new)]), now)
+
+    def report(self, now: float, **load: object) -> Need:
+        summary = CacheSummary(
+            self.epoch, self.sequence, (TierState(len(self.held), self._digest), TierState(0, 0))
+        )
+        return self.tell(WorkerReport(summary=summary, **load), now)  # type: ignore[arg-type]
+
+    def tell(self, news: News, now: float) -> Need:
+        return self.core.stream_news(self.endpoint, self._incarnation, news, now)
 
 
 def prompt(ids: Sequence[int], max_tokens: int | None = 16) -> RouteRequest:
@@ -104,13 +183,14 @@ class SimulatedFleet:
     routed: Counter[str] = field(default_factory=Counter)
     busy_until: dict[str, float] = field(default_factory=dict)
     in_flight_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    told: dict[str, ToldCache] = field(default_factory=dict)
     _cached_of: dict[int, int] = field(default_factory=dict)
     _events: list[tuple[float, int, str, Placement]] = field(default_factory=list)
     _count: int = 0
 
     def arrive(self, request: RouteRequest, now: float) -> Placement:
         self.advance(now)
-        placement = self.core.route(request)
+        placement = self.core.route(request, now)
         name = str(placement.endpoint)
         self.routed[name] += 1
         start = max(now, self.busy_until.get(name, 0.0))
@@ -136,13 +216,14 @@ class SimulatedFleet:
 
     def advance(self, now: float) -> None:
         while self._events and self._events[0][0] <= now:
-            _, _, kind, placement = heapq.heappop(self._events)
+            when, _, kind, placement = heapq.heappop(self._events)
             if kind == "admit":
-                self.core.accepted(placement, self._cached_of.pop(id(placement)))
+                self.core.accepted(placement, self._cached_of.pop(id(placement)), when)
             elif kind == "first":
-                self.core.first_token(placement)
+                self.core.first_token(placement, when)
+                self._told(placement.endpoint).store(placement.request.fingerprints, when)
             else:
-                self.core.finished(placement, placement.request.fingerprints)
+                self.core.finished(placement, when)
 
     def advance_to_next(self) -> float:
         """Go on to the next thing that happens; its time."""
@@ -153,6 +234,14 @@ class SimulatedFleet:
     @property
     def in_flight(self) -> int:
         return sum(entry.load.in_flight for entry in self.core.registry)
+
+    def _told(self, endpoint: Endpoint) -> ToldCache:
+        if endpoint not in self.told:
+            # Another epoch than the empty cache's that the worker began with: a snapshot takes its place.
+            self.told[endpoint] = ToldCache(self.core, endpoint, epoch=2)
+            self.core.view.ended(endpoint, "test", NOW, is_void=True)
+            self.told[endpoint].open(NOW)
+        return self.told[endpoint]
 
     def _push(self, when: float, kind: str, placement: Placement) -> None:
         self._count += 1

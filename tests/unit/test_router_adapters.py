@@ -11,16 +11,17 @@ from prefixmesh.router import adapter_finder
 from prefixmesh.router.adapter_finder import AdapterFinder
 from prefixmesh.router.adapter_names import Told, choose_content, take_note
 from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.placement import RouteRequest
 from prefixmesh.router.registry import WorkerRegistry
-from prefixmesh.router.routing import RouterCore, RouteRequest
+from prefixmesh.router.routing import RouterCore
 from tests.support.servers import eventually
-from tests.support.simulated_fleet import EXPECTED, facts, make_core, prompt, unique
+from tests.support.simulated_fleet import EXPECTED, NOW, facts, make_core, prompt, unique
 
 W0, W1, W2 = Endpoint("w0"), Endpoint("w1"), Endpoint("w2")
 
 
 def tell(core: RouterCore, endpoint: Endpoint, **adapters: str) -> None:
-    core.described(endpoint, facts(endpoint, adapters=adapters))
+    core.described(endpoint, facts(endpoint, adapters=adapters), NOW)
 
 
 def request_for(name: str, digest: str, seed: int = 0) -> RouteRequest:
@@ -52,9 +53,9 @@ def test_a_request_goes_only_to_workers_that_have_its_adapter() -> None:
     """Two workers, one has it: also a busy one with everything else against it gets every request."""
     core = make_core(2)
     tell(core, W1, clerk="d1")
-    placements = [core.route(request_for("clerk", "d1", seed)) for seed in range(20)]
+    placements = [core.route(request_for("clerk", "d1", seed), NOW) for seed in range(20)]
     assert {placement.endpoint for placement in placements} == {W1}
-    assert {core.route(prompt(unique(seed, 200))).endpoint for seed in range(50, 60)} == {W0}, (
+    assert {core.route(prompt(unique(seed, 200)), NOW).endpoint for seed in range(50, 60)} == {W0}, (
         "base: the idle"
     )
 
@@ -65,7 +66,7 @@ def test_other_content_under_the_name_is_another_adapter() -> None:
     for endpoint, digest in ((W0, "new"), (W1, "old"), (W2, "old")):
         tell(core, endpoint, clerk=digest)
     assert core.registry.adapter_digest("clerk") == "old"
-    placements = [core.route(request_for("clerk", "old", seed)) for seed in range(20)]
+    placements = [core.route(request_for("clerk", "old", seed), NOW) for seed in range(20)]
     assert {placement.endpoint for placement in placements} == {W1, W2}
     tell(core, W1, clerk="new")
     assert core.registry.adapter_digest("clerk") == "new"
@@ -76,7 +77,7 @@ def test_a_request_whose_content_is_gone_is_told_that_it_changed() -> None:
     core = make_core(1)
     tell(core, W0, clerk="new")
     with pytest.raises(AdapterChangedError, match="'clerk'"):
-        core.route(request_for("clerk", "old"))
+        core.route(request_for("clerk", "old"), NOW)
     assert core.registry.adapter_names() == ["clerk"]
     core.check_invariants()
 
@@ -86,7 +87,7 @@ def test_where_the_only_worker_with_it_was_tried_the_request_is_not_sent_elsewhe
     core = make_core(2)
     tell(core, W0, clerk="d")
     with pytest.raises(UnavailableError):
-        core.route(request_for("clerk", "d"), exclude={W0})
+        core.route(request_for("clerk", "d"), NOW, exclude={W0})
 
 
 def test_the_same_prompt_through_an_adapter_is_not_believed_cached() -> None:
@@ -94,13 +95,13 @@ def test_the_same_prompt_through_an_adapter_is_not_believed_cached() -> None:
     core = make_core(1)
     tell(core, W0, clerk="d")
     base = prompt(unique(1, 640))
-    placement = core.route(base)
-    core.accepted(placement, 0)
-    core.finished(placement, base.fingerprints)
+    placement = core.route(base, NOW)
+    core.accepted(placement, 0, NOW)
+    core.finished(placement, NOW)
     other_names = [Fingerprint(fingerprint ^ 1) for fingerprint in base.fingerprints]
     adapted = dataclasses.replace(base, fingerprints=other_names, adapter="clerk", adapter_digest="d")
-    assert core.route(base).decision.matched_tokens > 0
-    assert core.route(adapted).decision.matched_tokens == 0
+    assert core.route(base, NOW).decision.terms.device_tokens > 0
+    assert core.route(adapted, NOW).decision.terms.device_tokens == 0
 
 
 class Fleet:

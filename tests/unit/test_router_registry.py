@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from prefixmesh.router.endpoint import Endpoint
-from prefixmesh.router.registry import WorkerRegistry
+from prefixmesh.router.registry import Rates, WorkerRegistry
 from tests.support.simulated_fleet import EXPECTED, facts
 
 A, B = Endpoint("127.0.0.1:1"), Endpoint("127.0.0.1:2")
@@ -56,6 +56,7 @@ def test_unreachable_worker_is_out_at_once_and_back_when_it_answers() -> None:
         ({"tokenizer_digest": "other"}, "another tokenizer"),
         ({"protocol_version": 99}, "protocol 99"),
         ({"fingerprint_version": 99}, "fingerprint version 99"),
+        ({"block_size": 16}, "blocks of 16 tokens, this router of 64"),
     ],
 )
 def test_worker_that_serves_something_else_is_not_ready(difference: dict[str, Any], words: str) -> None:
@@ -118,9 +119,32 @@ def test_context_is_the_longest_of_the_ready() -> None:
     assert registry.context_length == 500
 
 
-def test_expected_cached_counts_whole_units_and_never_the_last_token() -> None:
-    """What a worker will find depends on its cache: pages, blocks, or nothing."""
-    assert facts("w", match_unit=1).expected_cached(held_tokens=1500, prompt_tokens=1500) == 1499
-    assert facts("w", match_unit=16).expected_cached(held_tokens=1472, prompt_tokens=1500) == 1472
-    assert facts("w", match_unit=256).expected_cached(held_tokens=500, prompt_tokens=512) == 256
-    assert facts("w", match_unit=0).expected_cached(held_tokens=1472, prompt_tokens=1500) == 0
+def test_a_worker_that_drains_gets_nothing_new_until_it_says_otherwise() -> None:
+    registry = registry_with(A)
+    registry.described(A, facts("w"))
+    registry.health_changed(A, serving=True)
+    assert registry.draining_changed(A, draining=True)
+    assert not registry.draining_changed(A, draining=True), "no news"
+    assert (registry.ready, "draining" in problem(registry, A)) == ([], True)
+    registry.draining_changed(A, draining=False)
+    assert len(registry.ready) == 1
+
+
+def test_a_worker_that_tells_the_same_again_costs_no_review() -> None:
+    """Thousands of workers tell who they are every second."""
+    registry = registry_with(A, B)
+    registry.described(A, facts("w"))
+    registry.health_changed(A, serving=True)
+    before = registry.reviews
+    registry.described(A, facts("w", rates=Rates(100.0, 5.0)))
+    registry.health_changed(A, serving=True)
+    assert registry.reviews == before
+    registry.described(A, facts("w", context_length=77))
+    assert registry.context_length == 77
+
+
+def test_what_a_worker_serves_decides_whether_its_cache_is_of_use() -> None:
+    registry = registry_with(A, B)
+    registry.described(A, facts("a"))
+    registry.described(B, facts("b", tokenizer_digest="other"))
+    assert [registry.is_like_us(endpoint) for endpoint in (A, B, Endpoint("nobody"))] == [True, False, False]

@@ -1,4 +1,4 @@
-"""The router's core over simulated workers: balance, affinity, beliefs and their correction."""
+"""The router's core over simulated workers: balance, affinity, predictions, beliefs and their correction."""
 
 import random
 from collections import Counter
@@ -6,14 +6,17 @@ from collections import Counter
 import pytest
 
 from prefixmesh.errors import UnavailableError
-from prefixmesh.router.cost import Rates
 from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.placement import Placement
 from prefixmesh.router.policy import PolicyConfig
-from prefixmesh.router.routing import Placement, RouterCore
+from prefixmesh.router.registry import Rates
+from prefixmesh.router.routing import RouterCore
 from tests.support.simulated_fleet import (
     BLOCK,
+    NOW,
     SimulatedFleet,
     add_ready,
+    believed,
     facts,
     make_core,
     prompt,
@@ -30,26 +33,26 @@ def in_flight(core: RouterCore, endpoint: Endpoint) -> int:
 
 
 def run_through(core: RouterCore, placement: Placement, cached: int = 0) -> None:
-    core.accepted(placement, cached)
-    core.first_token(placement)
-    core.finished(placement, placement.request.fingerprints)
+    core.accepted(placement, cached, NOW)
+    core.first_token(placement, NOW)
+    core.finished(placement, NOW)
 
 
 def test_unloaded_worker_gets_new_prompts_whatever_it_holds() -> None:
     """F1: A empty with load 50, B with a big tree and load 0; unique prompts → 95 % of those sent before the loads meet go to B."""
     core = make_core(1)
     for seed in range(50):
-        core.route(prompt(unique(seed, 300)))
+        core.route(prompt(unique(seed, 300)), NOW)
     add_ready(core, "w1")
     core.unreachable(W0, "not now")
     for seed in range(1000, 1040):
-        run_through(core, core.route(prompt(unique(seed, 3000))))
-    core.described(W0, facts("w0"))
+        run_through(core, core.route(prompt(unique(seed, 3000)), NOW))
+    core.described(W0, facts("w0"), NOW)
     core.health_changed(W0, serving=True)
     taken = Counter[str]()
     seed = 2000
     while in_flight(core, W1) < in_flight(core, W0):
-        taken[core.route(prompt(unique(seed, 300))).endpoint] += 1
+        taken[core.route(prompt(unique(seed, 300)), NOW).endpoint] += 1
         seed += 1
     assert taken["w1"] >= 0.95 * taken.total()
     core.check_invariants()
@@ -63,7 +66,7 @@ def test_unique_prompts_spread_evenly() -> None:
     for seed in range(200):
         if len(running) == 32:
             run_through(core, running.pop(0))
-        running.append(core.route(prompt(unique(seed, 300))))
+        running.append(core.route(prompt(unique(seed, 300)), NOW))
         taken[running[-1].endpoint] += 1
     assert 80 <= taken["w0"] <= 120
 
@@ -73,7 +76,7 @@ def test_idle_equals_take_turns() -> None:
     core = make_core(4)
     taken = Counter[str]()
     for seed in range(40):
-        placement = core.route(prompt(unique(seed, 300)))
+        placement = core.route(prompt(unique(seed, 300)), NOW)
         taken[placement.endpoint] += 1
         run_through(core, placement)
     assert set(taken.values()) == {10}
@@ -91,7 +94,7 @@ def test_burst_with_one_new_prefix_is_neither_scattered_nor_piled_up(
         add_ready(core, f"w{index}", rates=rates)
     prefix = list(range(prefix_tokens))
     taken = Counter(
-        core.route(prompt([*prefix, *unique(100 + i, 200)], max_tokens)).endpoint for i in range(32)
+        core.route(prompt([*prefix, *unique(100 + i, 200)], max_tokens), NOW).endpoint for i in range(32)
     )
     assert len(taken) <= 2
     assert max(taken.values()) <= 0.6 * 32
@@ -101,13 +104,13 @@ def test_true_prefix_decides() -> None:
     """F7: one worker holds P, another Q; Q+P → the second worker, with Q matched."""
     core = make_core(2)
     p, q = unique(1, 640), unique(2, 640)
-    first = core.route(prompt(p))
+    first = core.route(prompt(p), NOW)
     run_through(core, first)
-    second = core.route(prompt(q), exclude={first.endpoint})
+    second = core.route(prompt(q), NOW, exclude={first.endpoint})
     run_through(core, second)
-    third = core.route(prompt(q + p))
+    third = core.route(prompt(q + p), NOW)
     assert third.endpoint == second.endpoint
-    assert third.decision.matched_tokens == 640
+    assert third.decision.terms.device_tokens == 640
 
 
 def test_popular_prefix_is_balanced_and_stays_cached() -> None:
@@ -148,65 +151,71 @@ def test_slow_worker_gets_less_than_its_share() -> None:
 def test_remove_and_add_again_never_goes_negative() -> None:
     """F14: start A on E; remove E; add E again; start B; A ends, B ends → 1, then 0."""
     core = make_core(1)
-    a = core.route(prompt(unique(1, 100)))
-    core.accepted(a, 0)
+    a = core.route(prompt(unique(1, 100)), NOW)
+    core.accepted(a, 0, NOW)
     core.remove_worker(W0)
     add_ready(core, "w0")
-    b = core.route(prompt(unique(2, 100)))
-    core.accepted(b, 0)
-    core.finished(a, a.request.fingerprints)
+    b = core.route(prompt(unique(2, 100)), NOW)
+    core.accepted(b, 0, NOW)
+    core.finished(a, NOW)
     assert in_flight(core, W0) == 1
-    core.failed(b)
+    core.failed(b, NOW)
     assert in_flight(core, W0) == 0
-    assert core.tree.find_matches(a.request.fingerprints) == {}, "the new life holds nothing of the old one's"
+    assert believed(core, a.request) == {}, "the new life holds nothing of the old one's"
     core.check_invariants()
 
 
 def test_restart_under_the_same_address_empties_view_and_load() -> None:
     """F23: a new incarnation holds nothing and has no load, and what ends late belongs to the old one."""
     core = make_core(1)
-    done, running = core.route(prompt(unique(1, 640))), core.route(prompt(unique(2, 640)))
+    done, running = core.route(prompt(unique(1, 640)), NOW), core.route(prompt(unique(2, 640)), NOW)
     run_through(core, done)
-    core.accepted(running, 0)
-    assert core.described(W0, facts("w0", incarnation=2)) is True
-    assert (in_flight(core, W0), core.tree.count_blocks(W0)) == (0, 0)
-    core.finished(running, running.request.fingerprints)
-    assert (in_flight(core, W0), core.tree.count_blocks(W0)) == (0, 0)
-    assert core.described(W0, facts("w0", incarnation=2)) is False
+    core.accepted(running, 0, NOW)
+    assert core.described(W0, facts("w0", incarnation=2), NOW) is True
+    assert (in_flight(core, W0), believed(core, done.request), believed(core, running.request)) == (0, {}, {})
+    core.finished(running, NOW)
+    assert (in_flight(core, W0), believed(core, done.request), believed(core, running.request)) == (0, {}, {})
+    assert core.described(W0, facts("w0", incarnation=2), NOW) is False
 
 
 def test_wrong_belief_is_corrected_by_what_the_worker_found() -> None:
-    """A worker that evicted a prefix is not credited with what continued it; what it now computes is believed anew."""
-    core = make_core(1)
+    """Of a cache that tells nothing: one that evicted a prefix is not credited with what continued it; what it now computes is believed
+    anew."""
+    core = make_core(0)
+    add_ready(core, "w0", tells=False)
+    core.view.tells_nothing(W0, NOW)
     shared = unique(1, 640)
-    run_through(core, core.route(prompt(shared + unique(5, 640))))
-    run_through(core, core.route(prompt(shared + unique(6, 640))), cached=640)
-    again = core.route(prompt(shared + unique(5, 640)))
-    assert again.decision.matched_tokens == 1279
-    core.accepted(again, cached_tokens=64)
-    assert core.tree.find_matches(prompt(shared + unique(6, 640)).fingerprints) == {W0: 10}
-    assert core.tree.find_matches(again.request.fingerprints) == {W0: 20}
+    run_through(core, core.route(prompt(shared + unique(5, 640)), NOW))
+    run_through(core, core.route(prompt(shared + unique(6, 640)), NOW), cached=640)
+    again = core.route(prompt(shared + unique(5, 640)), NOW)
+    assert again.decision.terms.device_tokens == 1280
+    assert again.predicted_cached_tokens == 640, "half of what is only believed"
+    core.accepted(again, 64, NOW)
+    assert believed(core, prompt(shared + unique(6, 640))) == {W0: 10}
+    assert believed(core, again.request) == {W0: 20}
     core.check_invariants()
 
 
 def test_fully_cached_prompt_is_no_wrong_belief() -> None:
     """The last token is always computed; that is expected and drops nothing that continues the prompt."""
-    core = make_core(1)
+    core = make_core(0)
+    add_ready(core, "w0", tells=False)
+    core.view.tells_nothing(W0, NOW)
     start = unique(1, 2 * BLOCK)
-    run_through(core, core.route(prompt(start + unique(2, 640))))
-    again = core.route(prompt(start))
-    core.accepted(again, cached_tokens=2 * BLOCK - 1)
-    assert core.tree.find_matches(prompt(start + unique(2, 640)).fingerprints) == {W0: 12}
+    run_through(core, core.route(prompt(start + unique(2, 640)), NOW))
+    again = core.route(prompt(start), NOW)
+    core.accepted(again, 2 * BLOCK - 1, NOW)
+    assert believed(core, prompt(start + unique(2, 640))) == {W0: 12}
 
 
 def test_refused_request_leaves_no_belief() -> None:
     """What was never admitted was never computed: the prediction goes with its reservation."""
     core = make_core(1)
     held = unique(1, 640)
-    run_through(core, core.route(prompt(held)))
-    refused = core.route(prompt(held + unique(2, 640)))
-    core.failed(refused)
-    assert core.tree.find_matches(refused.request.fingerprints) == {W0: 10}
+    run_through(core, core.route(prompt(held), NOW))
+    refused = core.route(prompt(held + unique(2, 640)), NOW)
+    core.failed(refused, NOW)
+    assert believed(core, refused.request) == {W0: 10}
     core.check_invariants()
 
 
@@ -214,21 +223,21 @@ def test_refused_request_takes_nothing_from_others_under_way() -> None:
     """The first of a burst fails before its admission: the rest still compute the prefix, and are believed to."""
     core = make_core(2)
     prefix = unique(1, 640)
-    first = core.route(prompt(prefix + unique(2, 200)))
-    second = core.route(prompt(prefix + unique(3, 200)))
+    first = core.route(prompt(prefix + unique(2, 200)), NOW)
+    second = core.route(prompt(prefix + unique(3, 200)), NOW)
     assert second.endpoint == first.endpoint
-    core.failed(first)
-    third = core.route(prompt(prefix + unique(4, 200)))
-    assert (third.endpoint, third.decision.matched_tokens) == (first.endpoint, 640)
+    core.failed(first, NOW)
+    third = core.route(prompt(prefix + unique(4, 200)), NOW)
+    assert (third.endpoint, third.decision.terms.device_tokens) == (first.endpoint, 640)
 
 
 def test_cancel_after_admission_keeps_the_belief() -> None:
     """A request that was cancelled while decoding has left its prompt in the cache."""
     core = make_core(1)
-    placement = core.route(prompt(unique(1, 640)))
-    core.accepted(placement, 0)
-    core.failed(placement)
-    assert core.tree.find_matches(placement.request.fingerprints) == {W0: 10}
+    placement = core.route(prompt(unique(1, 640)), NOW)
+    core.accepted(placement, 0, NOW)
+    core.failed(placement, NOW)
+    assert believed(core, placement.request) == {W0: 10}
 
 
 def test_worker_without_a_cache_is_credited_with_nothing() -> None:
@@ -236,18 +245,18 @@ def test_worker_without_a_cache_is_credited_with_nothing() -> None:
     core = make_core(0)
     for name in ("w0", "w1"):
         endpoint = add_ready(core, name)
-        core.described(endpoint, facts(name, match_unit=0))
-    taken = Counter(core.route(prompt(unique(1, 2000))).endpoint for _ in range(20))
+        core.described(endpoint, facts(name, match_unit=0), NOW)
+    taken = Counter(core.route(prompt(unique(1, 2000)), NOW).endpoint for _ in range(20))
     assert taken == {"w0": 10, "w1": 10}
 
 
 def test_request_goes_only_where_it_fits() -> None:
     """A worker whose context is too short for prompt and answer is no candidate."""
     core = make_core(2)
-    core.described(W0, facts("w0", context_length=1000))
-    assert {core.route(prompt(unique(i, 990), max_tokens=16)).endpoint for i in range(6)} == {"w1"}
+    core.described(W0, facts("w0", context_length=1000), NOW)
+    assert {core.route(prompt(unique(i, 990), max_tokens=16), NOW).endpoint for i in range(6)} == {"w1"}
     with pytest.raises(UnavailableError, match="context long enough"):
-        core.route(prompt(unique(1, 990), max_tokens=16), exclude={W1})
+        core.route(prompt(unique(1, 990), max_tokens=16), NOW, exclude={W1})
 
 
 def test_nobody_ready_says_why() -> None:
@@ -255,14 +264,14 @@ def test_nobody_ready_says_why() -> None:
     core = make_core(1)
     core.unreachable(W0, "connection refused")
     with pytest.raises(UnavailableError, match=r"w0 cannot be reached: connection refused"):
-        core.route(prompt(unique(1, 100)))
+        core.route(prompt(unique(1, 100)), NOW)
 
 
 def test_totals_count_what_the_worker_found() -> None:
     """F71: cached tokens never exceed prompt tokens; the totals say what was routed."""
     core = make_core(1, config=PolicyConfig(policy="round_robin"))
     for cached in (0, 99):
-        run_through(core, core.route(prompt(unique(1, 100))), cached)
+        run_through(core, core.route(prompt(unique(1, 100)), NOW), cached)
     entry = core.registry.get(W0)
     assert entry is not None
     assert (entry.totals.routed, entry.totals.prompt_tokens, entry.totals.cached_tokens) == (2, 200, 99)
@@ -274,23 +283,23 @@ def test_thousand_random_lives_leave_nothing_behind() -> None:
     core = make_core(3, max_tree_blocks=200)
     running: list[Placement] = []
     for step in range(1000):
-        running.append(core.route(prompt(unique(rng.randrange(9), rng.randrange(1, 600)))))
+        running.append(core.route(prompt(unique(rng.randrange(9), rng.randrange(1, 600))), NOW))
         if rng.random() < 0.5:
-            core.accepted(rng.choice(running), rng.choice([0, 64]))
+            core.accepted(rng.choice(running), rng.choice([0, 64]), NOW)
         if rng.random() < 0.5:
-            core.first_token(rng.choice(running))
+            core.first_token(rng.choice(running), NOW)
         if rng.random() < 0.02:
-            core.described(W0, facts("w0", incarnation=step))
+            core.described(W0, facts("w0", incarnation=step), NOW)
         if len(running) > 10 or rng.random() < 0.5:
             placement = running.pop(rng.randrange(len(running)))
             if rng.random() < 0.5:
-                core.failed(placement)
+                core.failed(placement, NOW)
             else:
-                core.finished(placement, placement.request.fingerprints)
+                core.finished(placement, NOW)
         if step % 50 == 0:
             core.check_invariants()
     for placement in running:
-        core.failed(placement)
+        core.failed(placement, NOW)
     assert [(entry.load.in_flight, entry.load.work_ms) for entry in core.registry] == [(0, 0.0)] * 3
     core.check_invariants()
     assert repr(core).startswith("RouterCore(0 placed, WorkerRegistry(3/3 ready")

@@ -1,0 +1,207 @@
+"""What a router knows of its workers, kept together: who they are, what they hold, how busy they are. Pure.
+
+News comes in by whoever hears it, and is written where a decision will read it: one row of ``FleetColumns`` a worker. What a request of
+this router's is about is not known here, but for its reservation.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import numpy as np
+
+from prefixmesh.ids import Epoch, Incarnation
+from prefixmesh.router.cost import decode_work_ms
+from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.fleet_columns import FleetColumns, Mask
+from prefixmesh.router.fleet_view import FleetView
+from prefixmesh.router.load import LoadReport
+from prefixmesh.router.registry import Expected, WorkerEntry, WorkerFacts, WorkerRegistry
+from prefixmesh.router.worker_view import Trust
+from prefixmesh.worker_report import WorkerReport
+
+
+class Opening(NamedTuple):
+    """How a stream is to begin."""
+
+    resume_from: tuple[Epoch, int] | None
+    """Where it goes on; None: with a snapshot."""
+
+    incarnation: Incarnation
+    """The life of the worker that it is about."""
+
+
+class FleetState:
+    """Registry, views and columns of all workers. Not thread-safe: one loop owns it."""
+
+    def __init__(self, expected: Expected, max_blocks: int) -> None:
+        self.columns = FleetColumns()
+        self.registry = WorkerRegistry(expected)
+        self.view = FleetView(max_blocks, self.columns)
+        self._by_row: dict[int, WorkerEntry] = {}
+        self._reviews = -1
+
+    def __repr__(self) -> str:
+        return f"{self.registry!r}, {self.view!r}"
+
+    def at_row(self, row: int) -> WorkerEntry:
+        """The worker of a row."""
+        return self._by_row[row]
+
+    def add(self, endpoint: Endpoint, now: float) -> bool:
+        """Know a worker; False when it was known already. Raises OverloadedError when there are too many."""
+        if self.registry.get(endpoint) is not None:
+            return False
+        row = self.columns.open_row(endpoint)
+        self.registry.add(endpoint)
+        entry = self._by_row[row] = self._entry(endpoint)
+        entry.row = row
+        self.view.add(endpoint, row, now)
+        return True
+
+    def remove(self, endpoint: Endpoint) -> bool:
+        """Forget a worker and what it held; False when it was not known. O(workers + different sets of holders)."""
+        entry = self.registry.get(endpoint)
+        if entry is None:
+            return False
+        self.registry.remove(endpoint)
+        self.view.remove(endpoint)
+        self.columns.close_row(entry.row)
+        del self._by_row[entry.row]
+        self.tell_ready()
+        return True
+
+    def described(self, endpoint: Endpoint, facts: WorkerFacts, now: float) -> bool:
+        """Take over what a worker told; True when it is a new life, of which nothing is believed yet."""
+        is_new_life = self.registry.described(endpoint, facts)
+        entry = self.registry.get(endpoint)
+        if entry is None:
+            return False
+        if is_new_life:
+            self.view.new_life(endpoint, now)
+            self.tell_load(entry)
+        self.columns.set_facts(
+            entry.row,
+            match_unit=facts.match_unit,
+            places=facts.max_running_requests,
+            context_length=facts.context_length,
+            total_tokens=facts.total_tokens,
+        )
+        if entry.report is None:
+            prefill_rate = facts.rates.prefill_tokens_per_s
+            self.columns.set_rates(
+                entry.row,
+                prefill_ms_per_token=1000.0 / prefill_rate if prefill_rate > 0.0 else 0.0,
+                prefill_ms_per_token2=0.0,
+                decode_step_ms=facts.rates.decode_step_ms,
+                load_back_ms_per_token=0.0,
+                adapter_load_ms=0.0,
+            )
+        self.tell_ready()
+        return is_new_life
+
+    def opened(self, endpoint: Endpoint, report_interval_s: float, now: float) -> Opening:
+        """A stream of a worker's news is about to begin."""
+        entry = self.registry.get(endpoint)
+        if entry is None:
+            return Opening(None, Incarnation(0))
+        entry.awaits_first_report = True
+        return Opening(self.view.opened(endpoint, report_interval_s, now), entry.load.incarnation)
+
+    def on_report(self, entry: WorkerEntry, report: WorkerReport) -> None:
+        """Take over a worker's own word on its load, its rates and its pool. O(ids + own reservations of it)."""
+        row, columns = entry.row, self.columns
+        entry.report = report
+        columns.set_rates(
+            row,
+            prefill_ms_per_token=report.prefill_ms_per_token,
+            # The wire's is the slope of a token's cost, the columns' that of a prompt's: half of it.
+            prefill_ms_per_token2=report.prefill_ms_per_token2 / 2,
+            decode_step_ms=report.decode_step_ms,
+            load_back_ms_per_token=report.load_back_ms_per_token,
+            adapter_load_ms=report.adapter_load_ms,
+        )
+        pool = report.device_pool
+        if pool.total_pages and entry.facts is not None:
+            page_size = entry.facts.page_size
+            columns.set_pool(
+                row,
+                free_tokens=pool.free_pages * page_size,
+                evictable_tokens=pool.evictable_pages * page_size,
+            )
+        entry.load.on_report(
+            LoadReport(
+                answers=report.running_requests + report.queued_requests,
+                own_requests=report.own_requests,
+                prefill_ms=report.uncached_tokens * float(columns.prefill_ms_per_token[row]),
+                decode_ms_each=decode_work_ms(columns, row, None, 1),
+                accepted=report.accepted,
+                prefilled=report.prefilled,
+            )
+        )
+        self.tell_load(entry)
+        if self.registry.draining_changed(entry.endpoint, draining=report.draining):
+            self.tell_ready()
+
+    def review(self, now: float) -> None:
+        """See who has become silent, and believe nothing of what they said of others. Call it a few times a second. O(workers)."""
+        self.view.review(now)
+        for endpoint, followed in self.view:
+            entry = self._entry(endpoint)
+            if followed.trust is Trust.STALE and entry.report is not None:
+                self.forget_report(entry)
+
+    def forget_report(self, entry: WorkerEntry) -> None:
+        """What a worker said of its load is too old. O(own reservations of it)."""
+        entry.report = None
+        entry.load.forget_report()
+        self.tell_load(entry)
+
+    def tell_load(self, entry: WorkerEntry) -> None:
+        """Write a worker's load where decisions read it. Of a worker that was removed: nothing. O(1)."""
+        if self._by_row.get(entry.row) is entry:
+            total = entry.load.total
+            self.columns.set_load(
+                entry.row,
+                in_flight=total.in_flight,
+                waiting_prefill_ms=total.prefill_ms,
+                decode_work_ms=total.decode_ms,
+            )
+
+    def tell_ready(self) -> None:
+        """Write who may be sent requests where decisions read it. O(workers) after a change, else O(1)."""
+        if self._reviews != self.registry.reviews:
+            self._reviews = self.registry.reviews
+            for entry in self.registry:
+                self.columns.set_usable(entry.row, usable=entry.ready)
+
+    def rows_with_adapter(self, name: str, digest: str) -> Mask:
+        """Rows of ready workers that have this content under this name. O(workers)."""
+        rows = np.zeros(self.columns.rows, dtype=np.bool_)
+        rows[[entry.row for entry in self.registry.ready if entry.has_adapter(name, digest)]] = True
+        return rows
+
+    def rows_without_resident(self, digest: str) -> Mask:
+        """Rows that would have to load the adapter of this content first. O(workers)."""
+        rows = np.zeros(self.columns.rows, dtype=np.bool_)
+        rows[[entry.row for entry in self.registry.ready if not entry.has_resident(digest)]] = True
+        return rows
+
+    def without(self, allowed: Mask | None, endpoints: Collection[Endpoint]) -> Mask | None:
+        """``allowed`` (None: all) but for some workers. O(workers) when there are any."""
+        rows = [entry.row for endpoint in endpoints if (entry := self.registry.get(endpoint)) is not None]
+        if not rows:
+            return allowed
+        left = np.ones(self.columns.rows, dtype=np.bool_) if allowed is None else allowed
+        left[rows] = False
+        return left
+
+    def check_invariants(self) -> None:
+        """Recompute everything; raises InvariantError."""
+        self.view.check_invariants()
+        for entry in self.registry:
+            entry.load.check_invariants()
+
+    def _entry(self, endpoint: Endpoint) -> WorkerEntry:
+        entry = self.registry.get(endpoint)
+        assert entry is not None, endpoint
+        return entry

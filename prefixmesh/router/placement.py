@@ -1,0 +1,108 @@
+"""A request on its way through the router: what a decision needs to know of it, where it was sent, and what was expected of that. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from prefixmesh.ids import Fingerprint, Incarnation, RequestId
+from prefixmesh.router.cost import CandidateTerms
+from prefixmesh.router.decision import Decision
+from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.predictions import Prediction
+from prefixmesh.router.registry import WorkerEntry
+from prefixmesh.router.reservation import Reservation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteRequest:
+    """What a decision needs to know of a request."""
+
+    fingerprints: Sequence[Fingerprint]
+    """Names of the prompt's whole blocks."""
+
+    prompt_tokens: int
+    max_tokens: int | None
+    """The caller's output limit."""
+
+    branches: int = 1
+    """Answers that are computed from the one prompt, all on one worker."""
+
+    whole_name: int = 0
+    """A number for the whole of a prompt that is shorter than a block, and so has no fingerprint; 0 for all others. Where workers are
+    equal it picks one, so that the same short prompt comes back to the worker that has computed it."""
+
+    adapter: str = ""
+    """Name of the LoRA adapter; empty for the base model."""
+
+    adapter_digest: str = ""
+    """The content that the fingerprints were made with: only workers that have it under that name may compute."""
+
+    @property
+    def most_tokens(self) -> int:
+        """Prompt and answer at the caller's limit; of a caller without one, what must fit at least."""
+        return self.prompt_tokens + (1 if self.max_tokens is None else self.max_tokens)
+
+
+class PrefillCurve(NamedTuple):
+    """How long a worker takes to compute tokens of a prompt."""
+
+    linear_ms: float
+    quadratic_ms: float
+
+    def cost_ms(self, start: int, end: int) -> float:
+        """Milliseconds for the tokens from ``start`` to ``end``."""
+        return (self.linear_ms + self.quadratic_ms * (start + end)) * max(0, end - start)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Placement:
+    """A request that was routed, until it ends. Made by ``RouterCore.route``; given back to it as things happen."""
+
+    request_id: RequestId
+    """Its name in the ticket and in the worker's reports; unique in this router's life."""
+
+    request: RouteRequest
+    decision: Decision
+    entry: WorkerEntry
+    reservation: Reservation
+    prediction: Prediction
+    curve: PrefillCurve
+    routed_at: float
+    expires_at: float | None
+    """When a ticket that nobody has used is worth nothing any more; None where this router carries the request itself."""
+
+    incarnation: Incarnation = field(init=False)
+    """The life of the worker that the decision was about."""
+
+    is_admitted: bool = False
+    """Whether the worker has begun with it."""
+
+    def __post_init__(self) -> None:
+        self.incarnation = self.entry.load.incarnation
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where it goes."""
+        return self.entry.endpoint
+
+    @property
+    def predicted_cached_tokens(self) -> int:
+        """Leading prompt tokens that the worker is expected to find cached."""
+        return self.decision.terms.counted_tokens
+
+    @property
+    def predicted_first_token_ms(self) -> float:
+        """Expected time from the decision to the first token."""
+        return self.decision.terms.first_token_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a decision would weigh for a request now."""
+
+    chosen: Endpoint | None
+    """Where it would go; None when nobody could take it."""
+
+    candidates: Sequence[tuple[WorkerEntry, CandidateTerms]]
+    excluded: Sequence[tuple[WorkerEntry, str]]
+    """Workers that could not take it, and why."""
