@@ -31,10 +31,9 @@ class WorkerReport:
     """To be computed before the answers of running and queued requests go on."""
 
     prefill_ms_per_token: float = 0.0
-    """Of a token at its sequence's beginning. Measured; 0 where nothing was measured yet."""
-
     prefill_ms_per_token2: float = 0.0
-    """A token at position p costs so much more times p, which is attention's growth. Measured; 0 where it cannot be told from none."""
+    """One curve: to compute the tokens from ``a`` to ``b`` of a prompt takes ``first * (b - a) + second * (b**2 - a**2)`` milliseconds.
+    Measured; 0 where nothing was measured yet, and the second where growth cannot be told from none."""
 
     decode_step_ms: float = 0.0
     """Measured; 0 where nothing was measured yet."""

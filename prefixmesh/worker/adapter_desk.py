@@ -5,6 +5,7 @@ which may be gigabytes, and one for weights that requests wait for. Both are mad
 """
 
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -42,6 +43,10 @@ logger = logging.getLogger(__name__)
 
 MAX_LOADS: Final = 64
 """Commands to load that wait for the thread; an operator who sends more at once waits for some of them first."""
+
+
+LOAD_WEIGHT: Final = 0.3
+"""Of the newest load in their average: the last few count, since the next one's size is not known."""
 
 
 class Slots(Protocol):
@@ -100,8 +105,9 @@ NO_SHOP: Final = AdapterShop(
 class AdapterDesk:
     """See the module. What happened gathers until ``take_events`` and ``take_ready``."""
 
-    def __init__(self, shop: AdapterShop) -> None:
+    def __init__(self, shop: AdapterShop, clock: Callable[[], float] = time.perf_counter) -> None:
         self._shop = shop
+        self._clock = clock
         self._table = AdapterTable(
             max_resident=shop.max_resident, budget_bytes=shop.budget_bytes, max_waiting=shop.max_waiting
         )
@@ -110,6 +116,12 @@ class AdapterDesk:
         self._reads: dict[Future[Any], Load] = {}
         self._looker: ThreadPoolExecutor | None = None
         self._reader: ThreadPoolExecutor | None = None
+        self._began: dict[str, float] = {}
+        """When each load under way was begun."""
+
+        self.load_ms = 0.0
+        """From a load's beginning to weights that can be used, over the last loads; 0 before the first. Behind others it waits for them."""
+
         self._ready: list[Waiting] = []
         self._events: list[Event] = []
 
@@ -270,10 +282,12 @@ class AdapterDesk:
         self._events.append(AdapterAnswer(question=command.question, adapters=(info,)))
 
     def _was_read(self, load: Load, future: Future[Any]) -> None:
-        error = future.exception()
+        error, began = future.exception(), self._began.pop(load.digest)
         if error is None:
             assert self._shop.slots is not None
             self._shop.slots.put(load.slot, future.result())
+            took_ms = (self._clock() - began) * 1e3
+            self.load_ms += (took_ms - self.load_ms) * (LOAD_WEIGHT if self.load_ms else 1.0)
             self._table.loaded(load.digest)
             return
         if isinstance(error, InvalidRequestError):
@@ -311,6 +325,7 @@ class AdapterDesk:
         assert self._shop.slots is not None
         if self._reader is None:
             self._reader = ThreadPoolExecutor(1, thread_name_prefix="prefixmesh-adapter-read")
+        self._began[load.digest] = self._clock()
         read: Callable[[str, str], Any] = self._shop.slots.read
         return self._reader.submit(read, load.path, load.digest)
 

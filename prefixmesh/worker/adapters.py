@@ -194,6 +194,11 @@ class AdapterTable:
             evictions=self._evictions,
         )
 
+    @property
+    def resident(self) -> tuple[str, ...]:
+        """Digests of those whose weights are in memory, sorted. O(contents)."""
+        return tuple(sorted(x.digest for x in self._contents.values() if x.state is AdapterState.RESIDENT))
+
     def infos(self) -> tuple[AdapterInfo, ...]:
         """All names, sorted."""
         return tuple(self.info(name) for name in sorted(self._names))

@@ -137,13 +137,16 @@ class EngineCore:
             protected_pages=kv.protected_pages,
             prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
             decode_step_ms=self._rates.decode_step_ms,
-            prefill_ms_per_token=1e3 / rate if (rate := self._rates.prefill_tokens_per_s) else 0.0,
+            prefill_ms_per_token=self._rates.prefill_ms_per_token,
+            prefill_ms_per_token2=self._rates.prefill_ms_per_token2,
             cache=scheduler.ledger.totals(),
             double_releases=kv.double_releases,
             steps=self._steps,
             preemptions=scheduler.preemptions,
             evicted_pages=kv.evicted_pages,
             uncached_tokens=scheduler.uncached_tokens,
+            resident_adapters=self._adapters.table.resident,
+            adapter_load_ms=self._adapters.load_ms,
             adapters=self._adapters.table.counts(),
         )
 
@@ -185,7 +188,10 @@ class EngineCore:
             self._scheduler.fail(step, f"the step could not be computed: {shown}", self._clock())
             return
         self._rates.record(
-            prefill_tokens=step.prefill_tokens, decoding=step.decoding, elapsed_s=ended - started
+            prefill_tokens=step.prefill_tokens,
+            prefill_squares=step.prefill_squares,
+            decoding=step.decoding,
+            elapsed_s=ended - started,
         )
 
 

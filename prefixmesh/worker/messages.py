@@ -301,7 +301,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     prefill_ms_per_token: float = 0.0
     prefill_ms_per_token2: float = 0.0
-    """A prompt's token at position p costs the first, and p times the second, as measured; 0 before."""
+    """As measured, 0 before: the tokens from ``a`` to ``b`` of a prompt take ``first * (b - a) + second * (b**2 - a**2)``."""
 
     adapters: AdapterCounts = AdapterCounts()
 

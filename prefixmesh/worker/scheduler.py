@@ -51,6 +51,9 @@ class Step:
     """The requests of the plan's ``logit_rows``, in that order."""
 
     prefill_tokens: int
+    prefill_squares: int
+    """Sum of ``b**2 - a**2`` over prefills from position ``a`` up to ``b``: what attention's share of the step grows with."""
+
     decoding: int
     """How many of the parts decode."""
 
@@ -160,6 +163,9 @@ class Scheduler:
             plan=build_plan(parts, self.kv.page_size),
             sampled=tuple(part.request for part in parts if part.samples),
             prefill_tokens=sum(part.new_tokens for part in parts[decoding:]),
+            prefill_squares=sum(
+                part.new_tokens * (2 * part.request.computed + part.new_tokens) for part in parts[decoding:]
+            ),
             decoding=decoding,
         )
 

@@ -183,3 +183,19 @@ def test_a_name_that_is_none_is_refused_by_the_engine_too(tmp_path: Path) -> Non
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         EngineConfig(**settings)
+
+
+def test_time_of_a_load_is_measured_from_its_beginning_until_the_weights_can_be_used(tmp_path: Path) -> None:
+    """A router pays it for each adapter that is not in memory."""
+    desk = make_desk(tmp_path, FakeSlots())
+    times = iter((1.0, 1.2, 5.0, 5.1))
+    desk._clock = lambda: next(times)
+    assert desk.load_ms == 0.0
+    a = load(desk, "a", "a").adapters[0].digest
+    assert desk.load_ms == pytest.approx(200.0)
+    assert desk.table.resident == (a,)
+    b = load(desk, "b", "b").adapters[0].digest
+    enter(desk, "r", b)
+    desk.collect(None)
+    assert desk.load_ms == pytest.approx(200.0 + adapter_desk.LOAD_WEIGHT * (100.0 - 200.0))
+    assert desk.table.resident == (b,)

@@ -12,7 +12,6 @@ from prefixmesh.errors import DeviceLostError
 from prefixmesh.worker import engine_builder, engine_loop, engine_process
 from prefixmesh.worker.engine import EngineCore
 from prefixmesh.worker.engine_loop import CommandInbox, run_engine_loop
-from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.framing import FromEngine, Ready
 from prefixmesh.worker.messages import (
     Abort,
@@ -118,26 +117,6 @@ def test_stats_count_what_was_served() -> None:
     assert stats.decode_step_ms == pytest.approx(10.0)
     core.handle(Flush(), 0.0)
     assert core.stats().free_pages == core.stats().total_pages
-
-
-def test_rates_are_moving_averages_and_a_mixed_step_is_shared_out() -> None:
-    rates = EngineRates()
-    rates.record(prefill_tokens=0, decoding=4, elapsed_s=0.010)
-    rates.record(prefill_tokens=0, decoding=4, elapsed_s=0.020)
-    assert rates.decode_step_ms == pytest.approx(11.0)
-    rates.record(prefill_tokens=200, decoding=4, elapsed_s=0.211)
-    assert rates.prefill_tokens_per_s == pytest.approx(1000.0)
-    rates.record(prefill_tokens=200, decoding=4, elapsed_s=0.001)
-    assert rates.prefill_tokens_per_s == pytest.approx(1000.0 + 0.1 * (2_000_000.0 - 1000.0))
-
-
-def test_warm_prompts_do_not_make_a_worker_believe_that_it_is_slow() -> None:
-    """Steps of a few uncached tokens cost mostly what every step costs: the rate stays what long prefills have shown."""
-    rates = EngineRates(prefill_tokens_per_s=3000.0)
-    for _ in range(100):
-        rates.record(prefill_tokens=20, decoding=0, elapsed_s=0.025 + 20 / 4000)
-    assert rates.prefill_tokens_per_s == pytest.approx(3000.0, rel=0.1)
-    rates.record(prefill_tokens=1, decoding=0, elapsed_s=0.0)  # a clock that did not move says nothing
 
 
 def run_loop(core: EngineCore, inbox: CommandInbox) -> list[Event]:

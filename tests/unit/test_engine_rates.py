@@ -1,0 +1,145 @@
+"""What an engine believes of its own speed: the curve that its steps follow, few or many, noisy or not, and never anything impossible."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefixmesh.worker.engine_rates import EngineRates
+
+LINEAR, QUADRATIC = 0.03, 1e-6
+"""Milliseconds: at 30,000 tokens a token costs three times as much as at the beginning."""
+
+CHUNK = 512
+
+
+def true_ms(a: int, b: int) -> float:
+    return LINEAR * (b - a) + QUADRATIC * (b * b - a * a)
+
+
+def prefill(rates: EngineRates, a: int, b: int, slower: float = 1.0, decoding: int = 0) -> None:
+    """A step that computes the tokens from ``a`` to ``b`` of a prompt."""
+    elapsed_ms = true_ms(a, b) * slower + (rates.decode_step_ms if decoding else 0.0)
+    rates.record(
+        prefill_tokens=b - a, prefill_squares=b * b - a * a, decoding=decoding, elapsed_s=elapsed_ms / 1e3
+    )
+
+
+def prompt(rates: EngineRates, length: int, slower: float = 1.0, decoding: int = 0) -> None:
+    for start in range(0, length, CHUNK):
+        prefill(rates, start, min(start + CHUNK, length), slower, decoding)
+
+
+def told_ms(rates: EngineRates, a: int, b: int) -> float:
+    return rates.prefill_ms_per_token * (b - a) + rates.prefill_ms_per_token2 * (b * b - a * a)
+
+
+def test_curve_is_found_from_prompts_of_all_lengths() -> None:
+    rates = EngineRates()
+    for length in (1024, 16_384, 4096, 30_000, 512):
+        prompt(rates, length)
+    assert rates.prefill_ms_per_token == pytest.approx(LINEAR, rel=0.02)
+    assert rates.prefill_ms_per_token2 == pytest.approx(QUADRATIC, rel=0.02)
+
+
+def test_curve_is_found_through_noise_and_beside_decoding() -> None:
+    rng = random.Random(1)
+    rates = EngineRates(decode_step_ms=9.0)
+    for _ in range(30):
+        prompt(rates, rng.choice((512, 2048, 8192, 24_000)), slower=rng.uniform(0.8, 1.2), decoding=8)
+    for a, b in ((0, 1024), (8000, 9000), (0, 24_000)):
+        assert told_ms(rates, a, b) == pytest.approx(true_ms(a, b), rel=0.25)
+
+
+def test_short_prompts_alone_tell_no_growth_and_their_own_time_rightly() -> None:
+    """Chunks that are all alike could be explained by either part; the plain one is believed."""
+    rates = EngineRates()
+    for _ in range(100):
+        prefill(rates, 0, CHUNK)
+    assert rates.prefill_ms_per_token2 == 0.0
+    assert told_ms(rates, 0, CHUNK) == pytest.approx(true_ms(0, CHUNK))
+
+
+def test_one_long_prompt_is_enough_to_see_growth() -> None:
+    rates = EngineRates(prefill_tokens_per_s=1e3 * CHUNK / true_ms(0, CHUNK))
+    prompt(rates, 16_384)
+    assert told_ms(rates, 0, 16_384) == pytest.approx(true_ms(0, 16_384), rel=0.1)
+
+
+def test_profile_counts_until_there_is_traffic_and_gives_way_to_it() -> None:
+    rates = EngineRates(prefill_tokens_per_s=1000.0)
+    assert rates.prefill_ms_per_token == pytest.approx(1.0)
+    assert rates.prefill_tokens_per_s == pytest.approx(1000.0)
+    for _ in range(200):
+        prefill(rates, 0, CHUNK)
+    assert told_ms(rates, 0, CHUNK) == pytest.approx(true_ms(0, CHUNK), rel=0.1)
+
+
+def test_one_step_that_stood_still_changes_little_and_a_slower_machine_is_believed() -> None:
+    rates = EngineRates()
+    for _ in range(50):
+        prefill(rates, 0, CHUNK)
+    before = told_ms(rates, 0, CHUNK)
+    prefill(rates, 0, CHUNK, slower=1000.0)
+    assert told_ms(rates, 0, CHUNK) < 1.15 * before
+    for _ in range(300):
+        prefill(rates, 0, CHUNK, slower=10.0)
+    assert told_ms(rates, 0, CHUNK) == pytest.approx(10 * before, rel=0.05)
+
+
+def test_decode_steps_are_a_moving_average_and_a_mixed_step_is_shared_out() -> None:
+    rates = EngineRates()
+    rates.record(prefill_tokens=0, decoding=4, elapsed_s=0.010)
+    rates.record(prefill_tokens=0, decoding=4, elapsed_s=0.020)
+    assert rates.decode_step_ms == pytest.approx(11.0)
+    rates.record(prefill_tokens=200, decoding=4, elapsed_s=0.211)
+    assert rates.prefill_tokens_per_s == pytest.approx(1000.0)
+    rates.record(prefill_tokens=200, decoding=4, elapsed_s=0.001)
+    assert rates.decode_step_ms == pytest.approx(11.0)
+
+
+def test_warm_prompts_do_not_make_a_worker_believe_that_it_is_slow() -> None:
+    """Steps of a few uncached tokens cost mostly what every step costs: the rate stays what long prefills have shown."""
+    rates = EngineRates(prefill_tokens_per_s=3000.0)
+    for _ in range(100):
+        rates.record(prefill_tokens=20, decoding=0, elapsed_s=0.025 + 20 / 4000)
+    assert rates.prefill_tokens_per_s == pytest.approx(3000.0)
+
+
+def test_first_step_sets_a_rate_however_short_it_is_and_a_clock_that_stood_still_none() -> None:
+    rates = EngineRates()
+    rates.record(prefill_tokens=1, decoding=0, elapsed_s=0.0)
+    assert rates.prefill_tokens_per_s == rates.prefill_ms_per_token == 0.0
+    rates.record(prefill_tokens=4, decoding=0, elapsed_s=0.004)
+    assert rates.prefill_tokens_per_s == pytest.approx(1000.0)
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 100_000),
+            st.integers(0, 4096),
+            st.integers(0, 64),
+            st.floats(0.0, 1e4, allow_nan=False, allow_subnormal=False),
+        ),
+        max_size=60,
+    ),
+    st.sampled_from((0.0, 1e-3, 1e6)),
+)
+def test_whatever_steps_there_were_no_rate_is_negative_or_endless(
+    steps: list[tuple[int, int, int, float]], profile: float
+) -> None:
+    rates = EngineRates(prefill_tokens_per_s=profile)
+    for start, tokens, decoding, elapsed_s in steps:
+        squares = (start + tokens) ** 2 - start**2
+        rates.record(prefill_tokens=tokens, prefill_squares=squares, decoding=decoding, elapsed_s=elapsed_s)
+        told = (
+            rates.prefill_ms_per_token,
+            rates.prefill_ms_per_token2,
+            rates.prefill_tokens_per_s,
+            rates.decode_step_ms,
+        )
+        assert all(math.isfinite(one) and one >= 0.0 for one in told)
