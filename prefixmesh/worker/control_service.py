@@ -29,8 +29,8 @@ from prefixmesh.worker.front_adapters import FrontAdapters
 from prefixmesh.worker.messages import AdapterInfo, EngineInfo
 from prefixmesh.worker.recent_stats import RecentStats
 
-TELLING_CACHES: Final = frozenset({"radix"})
-"""Kinds of ``--prefix-cache`` that say which blocks come and go."""
+TELLING_CACHES: Final = frozenset({"radix", "off"})
+"""Kinds of ``--prefix-cache`` of which routers are told the truth: that which says what comes and goes, and that which keeps nothing."""
 
 _S_PER_MS: Final = 1e-3
 

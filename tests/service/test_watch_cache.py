@@ -201,6 +201,16 @@ async def test_cache_that_tells_nothing_says_so() -> None:
             await follower.step()
 
 
+async def test_worker_without_a_cache_tells_its_load_and_that_it_holds_nothing() -> None:
+    settings = EngineConfig(max_total_tokens=1200, prefix_cache="off")
+    async with fake_worker(settings) as stage:
+        follower = Follower(stage.worker)
+        await ask(stage, prompt(1))
+        await follower.until(lambda: follower.report is not None and follower.report.prefill_ms_per_token)
+        assert not follower.view.blocks(Tier.DEVICE)
+        follower.close()
+
+
 async def test_dead_engine_ends_the_readers() -> None:
     engine = ScriptedEngine()
     async with scripted_worker(engine) as worker:
