@@ -3,7 +3,7 @@ number of workers it is tried on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 from prefixmesh.cache.fingerprint import block_fingerprints
@@ -28,6 +28,9 @@ MAX_NAMED_BLOCKS: Final = 4096
 """Blocks of one prompt that are named, from its start: 262,144 tokens of 64 a block. Walking them takes a few milliseconds of the
 event loop, and what two prompts share beyond that does not change a decision."""
 
+REMEMBERED_NAMESPACES: Final = 4096
+"""A caller's requests are mostly in one, and making it takes 3 µs. A few MB at most: an ``extra_key`` has up to a kB."""
+
 ENVELOPE_BYTES: Final = 128 * 1024
 """Room in the message to a worker for what is not the prompt; sampling's own limits keep it below that."""
 
@@ -42,9 +45,27 @@ class PreparedRequest:
     resumed: bytes
     """Packed ids of the answer's beginning that the caller brought along."""
 
-    wire: bytes
-    """The serialised message for a worker: the same request with its prompt as tokens. It names no model: the revision was compared
-    when the worker was taken in, and a worker may know the same files by another name."""
+    message: pb.GenerateRequest
+    """As the caller sent it."""
+
+    @property
+    def wire(self) -> bytes:
+        """The serialised message for a worker: the same request with its prompt as tokens. O(prompt), made anew at each call: a request whose
+        caller streams from the worker itself needs none.
+
+        It names no model: the revision was compared when the worker was taken in, and a worker may know the same files by another name.
+        """
+        message = self.message
+        return pb.GenerateRequest(
+            request_id=message.request_id,
+            adapter=self.route.adapter,
+            tokens=pb.TokenPrompt(ids=self.prompt.tokens),
+            resumed_output=self.resumed,
+            branches=message.branches,
+            priority=message.priority,
+            queue_timeout_ms=message.queue_timeout_ms,
+            sampling=message.sampling if message.HasField("sampling") else None,
+        ).SerializeToString()
 
 
 class RequestPreparer:
@@ -58,6 +79,7 @@ class RequestPreparer:
         self._isolation = isolation
         self._block_size = block_size
         self._builders = PromptThreads()
+        self._namespaces = lru_cache(REMEMBERED_NAMESPACES)(self._derive_namespace)
 
     def close(self) -> None:
         """Let go of the threads."""
@@ -91,14 +113,7 @@ class RequestPreparer:
 
     def namespace(self, tenant: TenantId, extra_key: str, adapter_digest: str = "") -> Namespace:
         """Where the KV of a tenant's requests with this ``extra_key`` and this adapter lives."""
-        return derive_namespace(
-            self._namespace_key,
-            tenant=tenant,
-            adapter_digest=adapter_digest,
-            model_revision=self._model.revision,
-            caller_key=extra_key,
-            isolation=self._isolation,
-        )
+        return self._namespaces(tenant, extra_key, adapter_digest)
 
     def name_answer(self, prepared: PreparedRequest, answer_ids: bytes) -> Sequence[Fingerprint]:
         """Fingerprints of prompt and answer: the prompt's, continued. O(answer)."""
@@ -110,6 +125,16 @@ class RequestPreparer:
         # The last token was sampled and never computed: it has no KV yet.
         computed = answer_ids[:-TOKEN_BYTES]
         return [*named, *block_fingerprints(start, rest + prepared.resumed + computed, self._block_size)]
+
+    def _derive_namespace(self, tenant: TenantId, extra_key: str, adapter_digest: str) -> Namespace:
+        return derive_namespace(
+            self._namespace_key,
+            tenant=tenant,
+            adapter_digest=adapter_digest,
+            model_revision=self._model.revision,
+            caller_key=extra_key,
+            isolation=self._isolation,
+        )
 
     def _prepare(
         self,
@@ -146,14 +171,5 @@ class RequestPreparer:
                 adapter=request.adapter,
                 adapter_digest=adapter_digest,
             ),
-            wire=pb.GenerateRequest(
-                request_id=message.request_id,
-                adapter=request.adapter,
-                tokens=pb.TokenPrompt(ids=prompt.tokens),
-                resumed_output=request.resumed_output,
-                branches=message.branches,
-                priority=message.priority,
-                queue_timeout_ms=message.queue_timeout_ms,
-                sampling=message.sampling if message.HasField("sampling") else None,
-            ).SerializeToString(),
+            message=message,
         )

@@ -1,5 +1,6 @@
 """Wire messages and domain types say the same thing, and nothing beyond a limit gets through."""
 
+import dataclasses
 import math
 import re
 from typing import Any
@@ -208,3 +209,19 @@ def test_text_that_utf8_cannot_carry_is_refused_before_it_is_sent(request_: Gene
     """A lone surrogate is the caller's error, not a crash of the encoder."""
     with pytest.raises(InvalidRequestError, match="surrogate"):
         codec.encode_generate(request_)
+
+
+@pytest.mark.parametrize("stop", [["x"], ["x" * 100, "y" * 100, "z" * 100]])
+def test_parameters_that_were_seen_before_are_read_and_refused_as_the_first_time(stop: list[str]) -> None:
+    """Those that are remembered and those that are too long for it."""
+    message = pb.GenerateRequest(
+        tokens=pb.TokenPrompt(ids=b"\1\0\0\0"), sampling=pb.Sampling(stop=stop, seed=3)
+    )
+    first = codec.decode_generate(message)
+    assert codec.decode_generate(message) == first
+    message.sampling.seed = 4
+    assert codec.decode_generate(message).sampling == dataclasses.replace(first.sampling, seed=4)
+    message.sampling.top_p = 7.0
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match=r"sampling\.top_p"):
+            codec.decode_generate(message)
