@@ -114,8 +114,7 @@ class FleetState:
         columns.set_rates(
             row,
             prefill_ms_per_token=report.prefill_ms_per_token,
-            # The wire's is the slope of a token's cost, the columns' that of a prompt's: half of it.
-            prefill_ms_per_token2=report.prefill_ms_per_token2 / 2,
+            prefill_ms_per_token2=report.prefill_ms_per_token2,
             decode_step_ms=report.decode_step_ms,
             load_back_ms_per_token=report.load_back_ms_per_token,
             adapter_load_ms=report.adapter_load_ms,
