@@ -11,8 +11,7 @@ import numpy as np
 from prefixmesh.router.cost import CandidateTerms, Costs, Demand, weigh
 from prefixmesh.router.fleet_columns import FleetColumns, Mask
 from prefixmesh.router.matched_tokens import MatchedTokens
-from prefixmesh.router.policy import PolicyConfig
-from prefixmesh.router.row_policies import PICKS, TIE_SHARE, Choice
+from prefixmesh.router.policy import PICKS, TIE_SHARE, Choice, PolicyConfig
 
 
 class Decision(NamedTuple):
@@ -49,9 +48,10 @@ def decide(
         chance: a random 64-bit number, for the policies that draw.
     """
     able = able_rows(columns, allowed, demand)
-    if not np.count_nonzero(able):
+    count = np.count_nonzero(able)
+    if not count:
         return None
-    costs = weigh(columns, able, matches, demand, config.spill_weight)
+    costs = weigh(columns, able if count < len(able) else None, matches, demand, config.spill_weight)
     affinity_ms = _affinity_ms(able, costs, demand, config)
     choice = Choice(columns, able, matches, costs, demand, affinity_ms, turn, chance)
     row, was_tie = PICKS[config.policy](choice)

@@ -7,7 +7,7 @@ A row is a small number that lives as long as the router knows the worker; rows 
 measured is taken from the mean of those that have (a fleet is mostly alike), and from a prior where none has.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,8 +44,6 @@ ANSWER_TOKENS: Final = 64
 """How long an answer is expected to be that nobody knows anything of."""
 
 
-_PREFILL, _PREFILL2, _DECODE, _LOAD_BACK, _ADAPTER = range(5)
-_RATES: Final = 5
 _COLUMNS: Final = 15
 
 
@@ -93,10 +91,11 @@ class FleetColumns:
 
     def __init__(self) -> None:
         self._table = np.zeros((_COLUMNS, FIRST_ROWS))
-        self._rates = _Rates(FIRST_ROWS)
+        self._rates = _MeasuredRates(FIRST_ROWS)
         self._usable = np.zeros(FIRST_ROWS, dtype=np.bool_)
         self._name_hash = np.zeros(FIRST_ROWS, dtype=np.uint64)
         self._free: list[int] = []
+        self._whole_unit: int | None = None
         self._least_room: float | None = None
         self._least_room_now: float | None = None
         self._least_free: float | None = None
@@ -145,7 +144,7 @@ class FleetColumns:
         self.per_place[row] = 1.0 / places if places else 0.0
         self.pool_tokens[row] = total_tokens or BOUNDLESS
         self.room[row] = min(context_length, total_tokens or context_length)
-        self._least_room = None
+        self._least_room = self._whole_unit = None
 
     def set_rates(
         self,
@@ -193,37 +192,39 @@ class FleetColumns:
 
     def set_trust(self, row: int, share: float) -> None:
         """How much of a match counts: 1 where the view is exact, 0 where it is blind."""
-        self.trust[row] = share
+        if self.trust[row] != share:
+            self.trust[row] = share
+            self._whole_unit = None
 
     def set_usable(self, row: int, *, usable: bool) -> None:
         """Whether a worker may be sent requests: ready, and not draining."""
         self.usable[row] = usable
-        self._least_room = None
+        self._least_room = self._whole_unit = None
+
+    @property
+    def rates(self) -> "RateColumns":
+        """The workers' rates, filled in where they were not measured. O(1), and O(rows) after a change while some were not."""
+        return self._rates.filled()
 
     @property
     def prefill_ms_per_token(self) -> Column:
-        """Linear part of the prefill's curve, filled in where it was not measured. This and the next four: O(rows) at most."""
-        return self._rates.filled(_PREFILL, PRIOR_PREFILL_MS_PER_TOKEN)
+        """Of ``rates``, the linear part of prefill."""
+        return self.rates.linear
 
     @property
     def prefill_ms_per_token2(self) -> Column:
-        """Quadratic part of the prefill's curve: of a worker that has measured a linear part only, none."""
-        return self._rates.filled(_PREFILL2, 0.0, measured_by=_PREFILL)
+        """Of ``rates``, the quadratic part of prefill."""
+        return self.rates.quadratic
 
     @property
-    def decode_step_ms(self) -> Column:
-        """Milliseconds of one decode step."""
-        return self._rates.filled(_DECODE, PRIOR_DECODE_STEP_MS)
-
-    @property
-    def load_back_ms_per_token(self) -> Column:
-        """Milliseconds to bring a token's KV from the host."""
-        return self._rates.filled(_LOAD_BACK, PRIOR_LOAD_BACK_MS_PER_TOKEN)
-
-    @property
-    def adapter_load_ms(self) -> Column:
-        """Milliseconds to bring an adapter's weights into memory."""
-        return self._rates.filled(_ADAPTER, PRIOR_ADAPTER_LOAD_MS)
+    def whole_unit(self) -> int:
+        """Matches of whole multiples of this count as they are: every usable worker's view is exact, and its cache matches such multiples.
+        0 where that is not so. O(1), and O(rows) after a change."""
+        if self._whole_unit is None:
+            units = self.match_unit[self.usable]
+            is_whole = (self.trust[self.usable] == 1.0).all() and (units > 0.0).all()
+            self._whole_unit = int(np.lcm.reduce(units.astype(np.int64), initial=1)) if is_whole else 0
+        return self._whole_unit
 
     @property
     def least_room(self) -> float:
@@ -289,41 +290,81 @@ class FleetColumns:
         self._rates.cut(self.rows)
 
 
-class _Rates:
+class RateColumns(NamedTuple):
+    """Columns of rates, in milliseconds."""
+
+    linear: Column
+    """Of prefill, a token: the linear part of its curve."""
+
+    quadratic: Column
+    """Of prefill, a token squared. None of a worker that has measured a linear part only."""
+
+    decode_step: Column
+    load_back: Column
+    """A token's KV from the host."""
+
+    adapter_load: Column
+
+
+_PRIORS: Final = RateColumns(
+    np.array(PRIOR_PREFILL_MS_PER_TOKEN),
+    np.array(0.0),
+    np.array(PRIOR_DECODE_STEP_MS),
+    np.array(PRIOR_LOAD_BACK_MS_PER_TOKEN),
+    np.array(PRIOR_ADAPTER_LOAD_MS),
+)
+_TELLERS: Final = (0, 0, 2, 3, 4)
+"""The rate whose being there tells that each was measured: a curve without a bend is no gap."""
+
+
+class _MeasuredRates:
     """Measured rates by row, 0 where nothing was measured; sums make the mean of those that were."""
 
     def __init__(self, rows: int) -> None:
-        self._table = np.zeros((_RATES, rows))
-        self._sums = [0.0] * _RATES
-        self._counts = [0] * _RATES
+        self._table = np.zeros((len(_PRIORS), rows))
+        self._sums = [0.0] * len(_PRIORS)
+        self._counts = [0] * len(_PRIORS)
         self._open = 0
+        self._filled: RateColumns | None = None
 
     def open(self) -> None:
         self._open += 1
+        self._filled = None
 
     def close(self, row: int) -> None:
-        self.set(row, (0.0,) * _RATES)
+        self.set(row, (0.0,) * len(_PRIORS))
         self._open -= 1
+        self._filled = None
 
     def set(self, row: int, rates: tuple[float, ...]) -> None:
         for rate, (old, new) in enumerate(zip(self._table[:, row].tolist(), rates, strict=True)):
+            if old == new:
+                continue
             self._sums[rate] += new - old
             self._counts[rate] += (new > 0.0) - (old > 0.0)
             if not self._counts[rate]:
                 self._sums[rate] = 0.0  # sums of floats drift
+            if not (old and new) or self._counts[rate] < self._open:
+                self._filled = None
         self._table[:, row] = rates
 
     def cut(self, rows: int) -> None:
         if rows > self._table.shape[1]:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
         self._columns: list[Column] = list(self._table[:, :rows])
+        self._filled = None
 
-    def filled(self, rate: int, prior: float, measured_by: int | None = None) -> Column:
-        """One rate's column. ``measured_by``: the rate whose being there tells that this one was measured, too."""
-        teller = rate if measured_by is None else measured_by
+    def filled(self) -> RateColumns:
+        """What was measured as it is, for as long as everybody has; else with means or priors between."""
+        if self._filled is None:
+            self._filled = RateColumns(*map(self._filled_column, range(len(_PRIORS))))
+        return self._filled
+
+    def _filled_column(self, rate: int) -> Column:
+        teller = _TELLERS[rate]
         count = self._counts[teller]
         if count == self._open:
             return self._columns[rate]
-        mean = self._sums[rate] / count if count else prior
+        mean = self._sums[rate] / count if count else _PRIORS[rate]
         column: Column = np.where(self._columns[teller] > 0.0, self._columns[rate], mean)
         return column

@@ -4,6 +4,7 @@ An index knows workers as *slots* and answers with sets of them (``block_index.M
 slot that has no row, such as one that a snapshot is being loaded into, counts for nobody.
 """
 
+import sys
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -25,10 +26,11 @@ class MatchedTokens(NamedTuple):
     total: Column
     """On either tier: the same array where nobody would have to load anything back."""
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nobody holds anything."""
-        return not self.total.any()
+    unit: int = 1
+    """All are whole multiples of this."""
+
+    most: int = sys.maxsize
+    """None is more."""
 
 
 class SlotRows:
@@ -55,9 +57,11 @@ class SlotRows:
     def spread(self, matches: Matches, block_size: int, rows: int) -> MatchedTokens:
         """Columns of ``rows`` rows. O(rows + falls + slots in them)."""
         device = self._column(matches.device, block_size, rows)
-        if matches.total == matches.device:
-            return MatchedTokens(device, device)
-        return MatchedTokens(device, self._column(matches.total, block_size, rows))
+        is_same = matches.total == matches.device
+        total = device if is_same else self._column(matches.total, block_size, rows)
+        # Falls come in the order of depth.
+        most = matches.total[-1].blocks * block_size if matches.total else 0
+        return MatchedTokens(device, total, block_size, most)
 
     def _column(self, falls: list[Fall], block_size: int, rows: int) -> Column:
         column = np.zeros(rows)

@@ -1,24 +1,41 @@
-"""Which worker takes a request. Pure: the same candidates and the same turn give the same decision.
+"""The policies by name: each picks one of the rows that are able to take a request. Pure.
 
-``cost`` is the product's own policy; ``round_robin`` and ``least_loaded`` stand beside it to be compared with.
+``cost`` is the product's own. The others stand beside it to be compared with, and each does what its name says and nothing else.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from prefixmesh.config import DEFAULT_SPILL_WEIGHT, RoutingPolicy
-from prefixmesh.router.cost import Candidate, Cost, RequestSize, estimate
-from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.ids import Fingerprint
+from prefixmesh.router.cost import Costs, Demand
+from prefixmesh.router.fleet_columns import Column, FleetColumns, Mask
+from prefixmesh.router.matched_tokens import MatchedTokens
 
 TIE_SHARE: Final = 0.1
-"""Costs closer than this do not tell workers apart that hold equally much: measured rates wobble by a few percent, and the fastest
+"""Costs closer than this do not tell workers apart that hold equally much, and the adapter or not: measured rates wobble by a few percent, and the fastest
 of equals would otherwise get every request, busy or not, and do all the evicting. Among such workers the least busy is taken."""
+
+HASH_LOAD_FACTOR: Final = 1.25
+"""``prefix_hash``: no worker gets a request that has this many times the mean of requests already (Mirrokni et al., "Consistent
+hashing with bounded loads", 2018). Lower spreads more evenly and moves more prefixes."""
+
+HASHED_BLOCKS: Final = 4
+"""``prefix_hash`` goes by so many leading blocks, 256 tokens of 64 each: enough to tell system prompts apart, few enough that prompts with
+the same one stay together."""
+
+_MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2: Final = np.uint64(0x94D049BB133111EB)
+"""The finisher of SplitMix64 (Steele et al., 2014): every bit of the input moves every bit of the output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
-    """What a decision depends on beside the candidates."""
+    """How a router decides."""
 
     policy: RoutingPolicy = "cost"
     spill_weight: float = DEFAULT_SPILL_WEIGHT
@@ -29,59 +46,120 @@ class PolicyConfig:
     would not tell workers apart anyway, so that it never beats a real difference."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Where a request goes and what is expected of it there."""
+class Choice(NamedTuple):
+    """What a policy may look at. At least one row is able."""
 
-    endpoint: Endpoint
-    matched_tokens: int
-    cost: Cost
+    columns: FleetColumns
+    able: Mask
+    matches: MatchedTokens
+    costs: Costs
+    demand: Demand
+    affinity_ms: float
+    turn: int
+    chance: int
+
+
+class Pick(NamedTuple):
+    """A row, and whether the turn decided between equals."""
+
+    row: int
     was_tie: bool
-    """Whether the turn decided: the next decision takes the next turn."""
 
 
-def choose(
-    candidates: Sequence[Candidate], size: RequestSize, config: PolicyConfig, turn: int
-) -> Decision | None:
-    """Pick a worker for a request of ``size``; None when there is no candidate. O(candidates).
-
-    Candidates' rates must be known (``cost.fill_rates``). ``turn`` decides between equals: count it up whenever the
-    decision ``was_tie``, and equals take turns.
-    """
-    if not candidates:
-        return None
-    costs = [estimate(candidate, size, config.spill_weight) for candidate in candidates]
-    equals = _BY_NAME[config.policy](candidates, costs)
-    index = equals[turn % len(equals)]
-    chosen = candidates[index]
-    return Decision(chosen.endpoint, chosen.matched_tokens, costs[index], len(equals) > 1)
-
-
-def _cheapest(candidates: Sequence[Candidate], costs: Sequence[Cost]) -> list[int]:
-    totals = [cost.total_ms for cost in costs]
-    best = min(range(len(totals)), key=lambda i: (totals[i], candidates[i].in_flight))
-    limit = totals[best] * (1.0 + TIE_SHARE)
-    matched = candidates[best].matched_tokens
-    near = [
-        i
-        for i, candidate in enumerate(candidates)
-        if totals[i] <= limit and candidate.matched_tokens == matched
-    ]
-    least = min(candidates[i].in_flight for i in near)
-    return [i for i in near if candidates[i].in_flight == least]
+def cheapest(choice: Choice) -> Pick:
+    """Least cost; among those that it does not tell apart, fewest requests; among those, by turn. The caller's last worker is taken if
+    what is taken off for that makes it the cheapest."""
+    costs = choice.costs
+    compared, best = costs.compared, int(costs.compared.argmin())
+    home = choice.demand.home_row
+    if home is not None and choice.affinity_ms and compared[home] - choice.affinity_ms <= compared[best]:
+        return Pick(home, was_tie=False)
+    rows = (compared <= compared.item(best) * (1.0 + TIE_SHARE)).nonzero()[0]
+    if len(rows) > 1:
+        rows = rows[costs.counted[rows] == costs.counted.item(best)]
+        if costs.adapter_load is not None:
+            rows = rows[(costs.adapter_load[rows] > 0.0) == (costs.adapter_load.item(best) > 0.0)]
+    if len(rows) == 1:
+        return Pick(best, was_tie=False)
+    return _least(choice.columns.in_flight[rows], rows, choice.turn)
 
 
-def _least_loaded(candidates: Sequence[Candidate], _costs: Sequence[Cost]) -> list[int]:
-    least = min((candidate.in_flight, candidate.work_ms) for candidate in candidates)
-    return [i for i, candidate in enumerate(candidates) if (candidate.in_flight, candidate.work_ms) == least]
+def round_robin(choice: Choice) -> Pick:
+    """Everyone in turn."""
+    rows = choice.able.nonzero()[0]
+    return _in_turn(rows, choice.turn)
 
 
-def _everyone(candidates: Sequence[Candidate], _costs: Sequence[Cost]) -> list[int]:
-    return list(range(len(candidates)))
+def at_random(choice: Choice) -> Pick:
+    """Anyone."""
+    rows = choice.able.nonzero()[0]
+    return Pick(int(rows[choice.chance % len(rows)]), was_tie=False)
 
 
-_BY_NAME: Final[dict[RoutingPolicy, Callable[[Sequence[Candidate], Sequence[Cost]], list[int]]]] = {
-    "cost": _cheapest,
-    "round_robin": _everyone,
-    "least_loaded": _least_loaded,
+def least_loaded(choice: Choice) -> Pick:
+    """Fewest requests; equals in turn."""
+    rows = choice.able.nonzero()[0]
+    return _least(choice.columns.in_flight[rows], rows, choice.turn)
+
+
+def power_of_two(choice: Choice) -> Pick:
+    """Of two drawn at random, the one with fewer requests."""
+    rows = choice.able.nonzero()[0]
+    count = len(rows)
+    high, low = divmod(choice.chance, 1 << 32)
+    first = high % count
+    second = (first + 1 + low % (count - 1)) % count if count > 1 else first
+    load = choice.columns.in_flight
+    return Pick(int(min(rows[first], rows[second], key=lambda row: load[row])), was_tie=False)
+
+
+def longest_match(choice: Choice) -> Pick:
+    """Most tokens held, on whatever tier; equals in turn."""
+    rows = choice.able.nonzero()[0]
+    return _least(-choice.matches.total[rows], rows, choice.turn)
+
+
+def prefix_key(fingerprints: Sequence[Fingerprint], whole_name: int) -> int:
+    """What ``prefix_hash`` goes by: the name of a prompt's first blocks, or of all of it where it has no whole block. O(1)."""
+    return fingerprints[min(len(fingerprints), HASHED_BLOCKS) - 1] if fingerprints else whole_name
+
+
+def prefix_hash(choice: Choice) -> Pick:
+    """Consistent hashing of the prompt's first blocks with bounded load: of the workers that are not too busy, the one that draws the
+    highest number for the prefix (rendezvous hashing: Thaler and Ravishankar, 1998). A worker that comes or goes moves its own
+    share of the prefixes only."""
+    columns, able = choice.columns, choice.able
+    loads = np.where(able, columns.in_flight, np.inf)
+    bound = np.ceil(HASH_LOAD_FACTOR * (np.sum(loads, where=able) + 1.0) / np.count_nonzero(able))
+    drawn = _mixed(columns.name_hash ^ np.uint64(choice.demand.prefix_key))
+    # The least busy is always below the bound, which is above the mean.
+    drawn[loads >= bound] = 0
+    return Pick(int(drawn.argmax()), was_tie=False)
+
+
+def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    numbers ^= numbers >> np.uint64(30)
+    numbers *= _MIX_1
+    numbers ^= numbers >> np.uint64(27)
+    numbers *= _MIX_2
+    numbers ^= numbers >> np.uint64(31)
+    return numbers
+
+
+def _least(values: Column, rows: npt.NDArray[np.intp], turn: int) -> Pick:
+    return _in_turn(rows[values == values[values.argmin()]], turn)
+
+
+def _in_turn(rows: npt.NDArray[np.intp], turn: int) -> Pick:
+    return Pick(int(rows[turn % len(rows)]), was_tie=len(rows) > 1)
+
+
+PICKS: Final[dict[str, Callable[[Choice], Pick]]] = {
+    "cost": cheapest,
+    "round_robin": round_robin,
+    "random": at_random,
+    "least_loaded": least_loaded,
+    "power_of_two": power_of_two,
+    "longest_match": longest_match,
+    "prefix_hash": prefix_hash,
 }

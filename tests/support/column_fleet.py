@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prefixmesh.config import DEFAULT_SPILL_WEIGHT
 from prefixmesh.router.cost import CandidateTerms, Demand, decode_work_ms
 from prefixmesh.router.decision import Decision, decide, explain
 from prefixmesh.router.fleet_columns import FleetColumns, Mask
@@ -14,7 +13,7 @@ from prefixmesh.router.matched_tokens import MatchedTokens
 from prefixmesh.router.policy import PolicyConfig
 
 PREFILL_MS, DECODE_MS = 0.5, 30.0
-COST = PolicyConfig(spill_weight=DEFAULT_SPILL_WEIGHT)
+COST = PolicyConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

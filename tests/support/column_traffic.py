@@ -111,7 +111,7 @@ class ColumnTraffic:
         worker.decode_work_ms += answer_work_ms
         worker.in_flight += 1
         self._tell_load(worker)
-        share = decision.terms.prefill_ms / float(self.columns.prefill_ms_per_token[worker.row])
+        share = decision.terms.prefill_ms / float(self.columns.rates.linear[worker.row])
         done = max(now, worker.free_at) + share * worker.prefill_ms_per_token + self._bring(worker, adapter)
         worker.free_at = done
         self.index.stored(worker.slot, Tier.DEVICE, fingerprints)

@@ -7,7 +7,7 @@ import pytest
 
 from prefixmesh.cache.fingerprint import block_fingerprints
 from prefixmesh.cache.tier import Tier
-from prefixmesh.config import DEFAULT_SPILL_WEIGHT, RoutingPolicy
+from prefixmesh.config import RoutingPolicy
 from prefixmesh.ids import Fingerprint, Namespace
 from prefixmesh.router.policy import PolicyConfig
 from prefixmesh.tokens import pack
@@ -21,10 +21,6 @@ def names_of(*parts: tuple[int, int]) -> list[Fingerprint]:
     """Blocks of a prompt of (seed, tokens) parts."""
     ids = [seed * 1000 + at % 997 for seed, tokens in parts for at in range(tokens)]
     return block_fingerprints(NAMESPACE, pack(ids))
-
-
-def by(policy: RoutingPolicy) -> PolicyConfig:
-    return PolicyConfig(policy=policy, spill_weight=DEFAULT_SPILL_WEIGHT)
 
 
 def test_unloaded_worker_gets_new_prompts_whatever_it_holds() -> None:
@@ -84,7 +80,11 @@ def test_popular_prefix_is_balanced_and_stays_cached() -> None:
 
 
 def loads_of(policy: RoutingPolicy, requests_per_s: float) -> int:
-    rng, traffic, now = random.Random(3), ColumnTraffic([PREFILL_MS] * 8, config=by(policy)), 0.0
+    rng, traffic, now = (
+        random.Random(3),
+        ColumnTraffic([PREFILL_MS] * 8, config=PolicyConfig(policy=policy)),
+        0.0,
+    )
     for _ in range(600):
         now += rng.expovariate(requests_per_s / 1000)
         traffic.arrive(now, 300, adapter=f"adapter-{rng.randrange(32)}")

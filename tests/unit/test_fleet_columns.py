@@ -33,14 +33,7 @@ def set_rates(columns: FleetColumns, row: int, *rates: float) -> None:
 
 
 def rates_of(columns: FleetColumns, row: int) -> tuple[float, ...]:
-    table = (
-        columns.prefill_ms_per_token,
-        columns.prefill_ms_per_token2,
-        columns.decode_step_ms,
-        columns.load_back_ms_per_token,
-        columns.adapter_load_ms,
-    )
-    return tuple(float(column[row]) for column in table)
+    return tuple(float(column[row]) for column in columns.rates)
 
 
 def test_unmeasured_rates_are_priors_where_nobody_has_measured() -> None:
@@ -107,11 +100,11 @@ def test_columns_keep_what_they_hold_when_they_grow() -> None:
         set_rates(
             columns, add_row(columns, str(index), Worker(in_flight=index)), 1.0 + index, 0.0, 2.0, 0.0, 0.0
         )
-    before = columns.prefill_ms_per_token.tolist(), columns.name_hash.tolist()
+    before = columns.rates.linear.tolist(), columns.name_hash.tolist()
     last = add_row(columns, "one more", Worker())
     assert last == FIRST_ROWS
     assert columns.in_flight.tolist() == [*range(FIRST_ROWS), 0]
-    assert (columns.prefill_ms_per_token.tolist()[:-1], columns.name_hash.tolist()[:-1]) == before
+    assert (columns.rates.linear.tolist()[:-1], columns.name_hash.tolist()[:-1]) == before
     assert len(columns.usable) == FIRST_ROWS + 1
 
 

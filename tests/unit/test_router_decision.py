@@ -13,8 +13,7 @@ from prefixmesh.router.cost import Demand
 from prefixmesh.router.decision import decide
 from prefixmesh.router.fleet_columns import FleetColumns
 from prefixmesh.router.matched_tokens import SlotRows
-from prefixmesh.router.policy import PolicyConfig
-from prefixmesh.router.row_policies import TIE_SHARE
+from prefixmesh.router.policy import TIE_SHARE, PolicyConfig
 from prefixmesh.tokens import pack
 from tests.support.column_fleet import COST, PREFILL_MS, Worker, add_row, burst, column_fleet
 

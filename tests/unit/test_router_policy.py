@@ -1,163 +1,145 @@
-"""Which worker takes a request: the cost in milliseconds, and the policies beside it."""
+"""The policies beside the cost: each does what its name says, and nothing else."""
 
+import random
 from collections import Counter
+from typing import cast
 
+import numpy as np
 import pytest
 
-from prefixmesh.router.cost import (
-    PRIOR_DECODE_STEP_MS,
-    PRIOR_PREFILL_TOKENS_PER_S,
-    Candidate,
-    Rates,
-    RequestSize,
-    estimate,
-    expected_output,
-    fill_rates,
-    prefill_ms,
-)
-from prefixmesh.router.endpoint import Endpoint
-from prefixmesh.router.policy import PolicyConfig, choose
+from prefixmesh.config import RoutingPolicy
+from prefixmesh.router.block_index import Matches
+from prefixmesh.router.cost import Demand
+from prefixmesh.router.decision import decide
+from prefixmesh.router.fleet_columns import FleetColumns
+from prefixmesh.router.matched_tokens import SlotRows
+from prefixmesh.router.policy import HASH_LOAD_FACTOR, PICKS, PolicyConfig, prefix_key
+from tests.support.column_fleet import ColumnFleet, Worker, add_row, column_fleet
 
-RATES = Rates(2000.0, 30.0)
-DECODING, WAITING = "decoding", "waiting"
+RNG_DRAWS = 400
 
 
-def worker(
-    name: str,
-    *,
-    load: int = 0,
-    matched: int = 0,
-    size: int = 200,
-    state: str = WAITING,
-    rates: Rates = RATES,
-    places: int = 0,
-) -> Candidate:
-    """A worker with ``load`` requests of ``size`` uncached tokens each, all waiting for prefill or all decoding."""
-    waiting_ms = prefill_ms(load * size, rates) if state == WAITING else 0.0
-    return Candidate(Endpoint(name), matched, load, waiting_ms, waiting_ms, rates, places)
+def by(policy: str) -> PolicyConfig:
+    return PolicyConfig(policy=cast(RoutingPolicy, policy))
 
 
-def pick(candidates: list[Candidate], prompt_tokens: int, *, config: PolicyConfig | None = None) -> set[str]:
-    """Everyone who is chosen in any turn."""
-    size = RequestSize(prompt_tokens, 16)
-    decisions = [choose(candidates, size, config or PolicyConfig(), turn) for turn in range(12)]
-    return {decision.endpoint for decision in decisions if decision}
-
-
-@pytest.mark.parametrize("state", [WAITING, DECODING])
-def test_long_prefix_wins_over_a_little_more_load(state: str) -> None:
-    """F4: loads [10, 9, 30] of equal requests, a long prefix on worker 0 → worker 0, not 1."""
-    loads = [
-        worker("0", load=10, matched=4096, state=state),
-        worker("1", load=9, state=state),
-        worker("2", load=30, state=state),
-    ]
-    assert pick(loads, 4296) == {"0"}
-
-
-@pytest.mark.parametrize("state", [WAITING, DECODING])
-def test_match_decides_between_idle_workers(state: str) -> None:
-    """F4: loads [0, 0, 9], prefix on 1 → 1, always."""
-    loads = [worker("0"), worker("1", matched=64), worker("2", load=9, state=state)]
-    assert pick(loads, 200) == {"1"}
-
-
-@pytest.mark.parametrize("state", [WAITING, DECODING])
-def test_short_prefix_does_not_win_over_a_queue(state: str) -> None:
-    """F4: loads [10, 1] and a prompt of 200 tokens fully cached on the first → the second."""
-    loads = [worker("0", load=10, matched=199, state=state), worker("1", load=1, state=state)]
-    assert pick(loads, 200) == {"1"}
-
-
-def test_requests_are_not_the_unit_of_load() -> None:
-    """F5: one request of 60k tokens on A, three tiny ones on B → the next goes to B."""
-    assert pick([worker("a", load=1, size=60_000), worker("b", load=3, size=10)], 500) == {"b"}
-
-
-def test_no_load_is_too_small_to_count() -> None:
-    """Of workers that hold the same, the less busy one is chosen: there is no threshold."""
-    assert pick([worker("a", load=3, state=DECODING), worker("b", load=2, state=DECODING)], 10) == {"b"}
-    assert pick([worker("a", load=90, state=DECODING), worker("b", load=60, state=DECODING)], 10) == {"b"}
-
-
-def test_equals_take_turns() -> None:
-    """Ties spread evenly, also where measured rates differ by a few percent."""
-    fleet = [worker(name, rates=Rates(2000.0 + 30.0 * i, 30.0)) for i, name in enumerate("abcd")]
-    turn, taken = 0, Counter[str]()
-    for _ in range(40):
-        decision = choose(fleet, RequestSize(500, 16), PolicyConfig(), turn)
-        assert decision is not None
-        turn += decision.was_tie
-        taken[decision.endpoint] += 1
-    assert set(taken.values()) == {10}
-
-
-def test_slow_worker_is_left_out() -> None:
-    """F10: a worker ten times slower gets the request only when the others' queues cost as much."""
-    slow, fast = Rates(200.0, 300.0), Rates(2000.0, 30.0)
-    assert pick([worker("slow", rates=slow), worker("fast", load=3, rates=fast)], 500) == {"fast"}
-    assert pick([worker("slow", rates=slow), worker("fast", load=80, rates=fast)], 500) == {"slow"}
-
-
-def test_full_batch_makes_a_request_wait() -> None:
-    """Where all places are taken, waiting for one is part of the time to the first token."""
-    full = worker("full", load=4, places=4, state=DECODING)
-    roomy = worker("roomy", load=4, places=8, state=DECODING)
-    assert pick([full, roomy], 100) == {"roomy"}
-    cost = estimate(full, RequestSize(100, 64), 1.0)
-    assert cost.wait_ms == pytest.approx(64 * 30.0 / 4)
-
-
-def test_spill_weight_keeps_a_prefix_together() -> None:
-    """With weight 0 a request thinks of itself alone and leaves the holder's queue early; with weight 1 it stays longer."""
-    fleet = [worker("holder", load=22, matched=4096), worker("idle")]
-    assert pick(fleet, 4296, config=PolicyConfig(spill_weight=0.0)) == {"idle"}
-    assert pick(fleet, 4296, config=PolicyConfig(spill_weight=1.0)) == {"holder"}
-
-
-def test_cost_terms_add_up() -> None:
-    """The total is the own time to the first token plus the weighted work for others, in milliseconds."""
-    cost = estimate(worker("a", load=2, matched=64, size=100), RequestSize(164, 16), 2.0)
-    assert (cost.wait_ms, cost.prefill_ms, cost.first_token_ms) == (100.0, 50.0, 150.0)
-    assert cost.total_ms == pytest.approx(150.0 + 2.0 * (50.0 + cost.crowding_ms))
-
-
-def test_unmeasured_rates_are_taken_from_the_fleet_then_from_priors() -> None:
-    """A worker that has measured nothing yet is assumed to be like the others."""
-    assert fill_rates([Rates(0.0, 0.0)]) == [Rates(PRIOR_PREFILL_TOKENS_PER_S, PRIOR_DECODE_STEP_MS)]
-    assert fill_rates([Rates(0.0, 0.0), Rates(100.0, 0.0), Rates(300.0, 7.0)]) == [
-        Rates(200.0, 7.0),
-        Rates(100.0, 7.0),
-        Rates(300.0, 7.0),
-    ]
-
-
-def test_expected_output_is_bounded_by_the_caller() -> None:
-    """A short limit is believed; a long or missing one is not."""
-    assert (expected_output(3), expected_output(100_000), expected_output(0)) == (3, expected_output(None), 0)
+def draws(fleet: ColumnFleet, policy: str) -> Counter[int]:
+    """Who is taken how often of 400 drawn numbers, the turn standing still."""
+    rng = random.Random(7)
+    decisions = [fleet.decide(500, by(policy), chance=rng.getrandbits(64)) for _ in range(RNG_DRAWS)]
+    return Counter(decision.row for decision in decisions if decision)
 
 
 def test_round_robin_ignores_everything_but_the_turn() -> None:
-    """For comparison: everyone takes turns."""
-    fleet = [worker("a", load=9), worker("b", matched=100)]
-    assert pick(fleet, 200, config=PolicyConfig(policy="round_robin")) == {"a", "b"}
+    fleet = column_fleet([Worker(in_flight=9), Worker(device=400), Worker(usable=False), Worker()])
+    rows = []
+    for turn in range(6):
+        decision = fleet.decide(500, by("round_robin"), turn=turn)
+        assert decision is not None
+        rows.append(decision.row)
+    assert rows == [0, 1, 3, 0, 1, 3]
 
 
-def test_least_loaded_ignores_caches() -> None:
-    """For comparison: fewest requests, then least work; equals take turns."""
-    config = PolicyConfig(policy="least_loaded")
-    assert pick([worker("a", load=2, matched=190), worker("b", load=1)], 200, config=config) == {"b"}
-    assert pick([worker("a"), worker("b")], 200, config=config) == {"a", "b"}
+def test_random_takes_everyone_alike() -> None:
+    taken = draws(column_fleet([Worker(in_flight=9), Worker(device=400), Worker(), Worker()]), "random")
+    assert all(70 <= taken[row] <= 130 for row in range(4))
 
 
-def test_no_candidate_gives_no_decision() -> None:
-    """None, not an error: the caller knows why nobody is ready."""
-    assert choose([], RequestSize(1, 1), PolicyConfig(), 0) is None
+def test_least_loaded_counts_requests_and_nothing_else() -> None:
+    fleet = column_fleet([Worker(in_flight=2, device=490), Worker(in_flight=1, waiting_ms=9000.0)])
+    assert fleet.takers(500, by("least_loaded")) == {1}
+    assert column_fleet([Worker(), Worker(device=400)]).takers(500, by("least_loaded")) == {0, 1}
 
 
-def test_rates_that_wobble_do_not_send_a_request_to_the_busier_of_equals() -> None:
-    """Two workers hold nothing; the one that decodes already seems 8 % faster: the idle one takes the request."""
-    busy = worker("busy", load=1, state=DECODING, rates=Rates(RATES.prefill_tokens_per_s * 1.08, 30.0))
-    assert pick([busy, worker("idle")], 1400) == {"idle"}
-    much_faster = worker("busy", load=1, state=DECODING, rates=Rates(RATES.prefill_tokens_per_s * 2, 30.0))
-    assert pick([much_faster, worker("idle")], 1400) == {"busy"}
+def test_power_of_two_takes_the_less_busy_of_two_drawn() -> None:
+    """The busiest is never taken, as the other of a pair is less busy; the idlest whenever it is drawn, which is every second time."""
+    fleet = column_fleet([Worker(in_flight=load) for load in (9, 3, 2, 0)])
+    taken = draws(fleet, "power_of_two")
+    assert taken[0] == 0
+    assert 160 <= taken[3] <= 240
+    assert taken[3] > taken[2] > taken[1] > 0
+    assert draws(column_fleet([Worker(in_flight=9)]), "power_of_two") == {0: RNG_DRAWS}
+
+
+def test_longest_match_follows_the_match_into_any_queue() -> None:
+    """On whatever tier; equals take turns."""
+    fleet = column_fleet([Worker(), Worker(device=64, total=300, in_flight=50), Worker(device=128)])
+    assert fleet.takers(500, by("longest_match")) == {1}
+    assert column_fleet([Worker(device=64), Worker(in_flight=9, device=64)]).takers(
+        500, by("longest_match")
+    ) == {0, 1}
+
+
+def home_of(
+    fleet: ColumnFleet, key: int, allowed: "np.ndarray[tuple[int], np.dtype[np.bool_]] | None" = None
+) -> int:
+    demand = Demand(500, 516, prefix_key=key)
+    decision = fleet.decide(500, by("prefix_hash"), demand=demand, allowed=allowed)
+    assert decision is not None
+    return decision.row
+
+
+def test_prefix_hash_keeps_a_prefix_at_home_whatever_is_cached() -> None:
+    """Prefixes spread over all workers, and each comes back to its own."""
+    keys = [random.Random(seed).getrandbits(64) for seed in range(400)]
+    fleet = column_fleet([Worker() for _ in range(4)])
+    homes = [home_of(fleet, key) for key in keys]
+    assert all(70 <= count <= 130 for count in Counter(homes).values())
+    assert homes == [home_of(column_fleet([Worker(device=400), *[Worker()] * 3]), key) for key in keys]
+
+
+def test_prefix_hash_moves_only_the_prefixes_of_a_worker_that_goes() -> None:
+    keys = [random.Random(seed).getrandbits(64) for seed in range(100)]
+    fleet = column_fleet([Worker() for _ in range(4)])
+    without_last = np.array([True, True, True, False])
+    for key in keys:
+        home = home_of(fleet, key)
+        assert home_of(fleet, key, without_last) == home or home == 3
+
+
+def test_prefix_hash_sends_a_prefix_on_when_its_home_has_its_bound_of_requests() -> None:
+    """With 8 requests on 4 workers: 1.25 times the mean of 9, rounded up, is 3."""
+    key = 12345
+    home = home_of(column_fleet([Worker(in_flight=2)] * 4), key)
+    below = column_fleet([Worker(in_flight=2)] * 4)
+    assert np.ceil(HASH_LOAD_FACTOR * 9 / 4) == 3
+    assert home_of(below, key) == home
+    loads = [2, 2, 2, 1]
+    full = [Worker(in_flight=3 if row == home else load) for row, load in enumerate(loads)]
+    elsewhere = home_of(column_fleet(full), key)
+    assert elsewhere != home
+
+
+def test_prefix_hash_agrees_between_routers_that_met_the_workers_in_another_order() -> None:
+    """It goes by addresses, not by rows."""
+    addresses = [f"10.0.0.{index}:9000" for index in range(8)]
+
+    def homes(order: list[str]) -> list[str]:
+        columns = FleetColumns()
+        rows = {add_row(columns, address, Worker()): address for address in order}
+        matches = SlotRows().spread(Matches([], []), 64, columns.rows)
+        chosen = []
+        for key in range(50):
+            demand = Demand(500, 516, prefix_key=key * 0x9E3779B97F4A7C15 % 2**64)
+            decision = decide(columns, None, matches, demand, by("prefix_hash"), 0)
+            assert decision is not None
+            chosen.append(rows[decision.row])
+        return chosen
+
+    assert homes(addresses) == homes(addresses[::-1])
+
+
+def test_prefix_key_is_that_of_the_first_blocks() -> None:
+    """Prompts with the same first 256 tokens have the same; a prompt without a whole block goes by all of it."""
+    assert prefix_key([1, 2, 3, 4, 5, 6], 9) == prefix_key([1, 2, 3, 4, 7], 9) == 4  # type: ignore[list-item]
+    assert prefix_key([1, 2], 9) == 2  # type: ignore[list-item]
+    assert prefix_key([], 9) == 9
+
+
+@pytest.mark.parametrize("policy", [name for name in PICKS if name != "cost"])
+def test_decision_by_any_policy_carries_what_is_expected_of_the_worker(policy: str) -> None:
+    """So that predictions can be compared."""
+    fleet = column_fleet([Worker(device=64 * row, waiting_ms=10.0 * row) for row in range(4)])
+    decision = fleet.decide(500, by(policy), turn=2, chance=2**33 + 5)
+    assert decision is not None
+    assert decision.terms == fleet.terms(500, by(policy))[decision.row]
