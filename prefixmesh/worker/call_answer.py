@@ -5,6 +5,7 @@ the call tells of it (tokens found in the cache, what they saved) is what the br
 missing, and the others find it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -14,6 +15,7 @@ from prefixmesh.ids import Namespace, RequestId
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.worker.answer_stream import AnswerStream
 from prefixmesh.worker.engine_client import RequestEvent
+from prefixmesh.worker.messages import Admitted, Ended
 from prefixmesh.worker.prefill_savings import PrefillShape, prefill_savings
 
 _REASONS: Final = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
@@ -91,7 +93,7 @@ class CallAnswer:
         return pb.GenerateResponse(started=started)
 
     def _finished(self) -> pb.GenerateResponse:
-        head, first = self._head, self.branches[0]
+        head = self._head
         cached_tokens = self.cached_tokens or 0
         saved = prefill_savings(head.prompt_tokens, cached_tokens, head.prefill_shape)
         usage = pb.Usage(
@@ -104,20 +106,32 @@ class CallAnswer:
                 linear=saved.linear, attention=saved.attention, total=saved.total
             ),
         )
-        assert first.admitted is not None, "what has ended well has begun"
-        assert first.ended is not None, "all branches have"
-        timings = pb.Timings(
-            queued_ms=head.prepared_ms + first.admitted.queued_ms,
-            prefill_ms=first.ended.prefill_ms,
-            first_token_ms=head.prepared_ms + first.ended.first_token_ms,
-            decode_ms=first.ended.decode_ms,
+        finished = pb.Finished(reason=_reason(self.branches[0]), usage=usage, timings=self._timings())
+        return pb.GenerateResponse(finished=finished)
+
+    def _timings(self) -> pb.Timings:
+        """What the caller has waited for: the first token of any branch, and the last of all. Branches arrive together."""
+        told = [_times(branch) for branch in self.branches]
+        admitted, first = min(told, key=lambda one: one[1].first_token_ms or math.inf)
+        begin_ms = first.first_token_ms
+        decode_ms = max(ended.first_token_ms - begin_ms + ended.decode_ms for _, ended in told)
+        return pb.Timings(
+            queued_ms=self._head.prepared_ms + admitted.queued_ms,
+            prefill_ms=first.prefill_ms,
+            first_token_ms=self._head.prepared_ms + begin_ms,
+            decode_ms=decode_ms,
         )
-        return pb.GenerateResponse(finished=pb.Finished(reason=_reason(first), usage=usage, timings=timings))
 
 
 def _branch_ended(branch: int, answer: AnswerStream) -> pb.GenerateResponse:
     ended = pb.BranchEnded(branch=branch, reason=_reason(answer), completion_tokens=answer.completion_tokens)
     return pb.GenerateResponse(branch_ended=ended)
+
+
+def _times(answer: AnswerStream) -> tuple[Admitted, Ended]:
+    assert answer.admitted is not None, "what has ended well has begun"
+    assert answer.ended is not None, "all branches have"
+    return answer.admitted, answer.ended
 
 
 def _reason(answer: AnswerStream) -> pb.FinishReason:

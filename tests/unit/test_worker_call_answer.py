@@ -45,14 +45,14 @@ def tokens(position: int, text: bytes) -> TokensOut:
     return TokensOut(request_id="r", position=position, token_ids=tuple(text))
 
 
-def ended(reason: EndReason, first_token_ms: float = 3.0) -> Ended:
+def ended(reason: EndReason, first_token_ms: float = 3.0, decode_ms: float = 4.0) -> Ended:
     return Ended(
         request_id="r",
         reason=reason,
         completion_tokens=0,
         prefill_ms=2.0,
         first_token_ms=first_token_ms,
-        decode_ms=4.0,
+        decode_ms=decode_ms,
     )
 
 
@@ -68,6 +68,24 @@ def test_timings_count_from_the_calls_arrival() -> None:
     timings = message.finished.timings
     assert (timings.queued_ms, timings.prefill_ms) == (11.0, 2.0)
     assert (timings.first_token_ms, timings.decode_ms) == (13.0, 4.0)
+
+
+def test_timings_of_several_branches_are_from_the_first_token_of_any_to_the_last_of_all() -> None:
+    """Whichever branch that was; one without a token has no first one."""
+    answer = call(3)
+    for branch, queued_ms in enumerate((5.0, 1.0, 2.0)):
+        answer.on_event(branch, Admitted(request_id="r", cached_tokens=4, queued_ms=queued_ms))
+    answer.on_event(0, ended("length", 9.0, 20.0))
+    answer.on_event(1, ended("length", 3.0, 30.0))
+    *_, last = answer.on_event(2, ended("stop", 0.0, 0.0))
+    timings = last.finished.timings
+    assert (timings.queued_ms, timings.first_token_ms, timings.decode_ms) == (11.0, 13.0, 30.0)
+    answer = call(2)
+    for branch in (0, 1):
+        answer.on_event(branch, admitted())
+    answer.on_event(0, ended("length", 3.0, 4.0))
+    *_, last = answer.on_event(1, ended("length", 5.0, 4.0))
+    assert (last.finished.timings.first_token_ms, last.finished.timings.decode_ms) == (13.0, 6.0)
 
 
 def test_usage_tells_what_the_cache_saved() -> None:
