@@ -1,31 +1,21 @@
 """One request's passage through one worker: what each frame of the stream teaches the core, and what the caller gets to see.
 
-It neither waits nor sends. Frames are serialised ``GenerateResponse`` messages: those with text pass as they came; the first gets
-the routing added, the last what only the router knows. Each branch of a request has an answer of its own, remembered and named for
-itself. However the passage ends, it settles exactly once.
+It neither waits nor sends. Frames are serialised ``GenerateResponse`` messages: those with text pass as they came and are kept so; the
+first gets the routing added, the last what only the router knows. What the text was is read at the end, and only where somebody wants to
+know: each branch of a chat has an answer that is remembered, and one that fills a block is named. However the passage ends, it settles
+exactly once.
 """
 
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from prefixmesh.errors import InternalError
 from prefixmesh.ids import RequestId
 from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.router.frames import Answer, FrameKind, kind_of, read_answers
 from prefixmesh.router.placement import Placement
 from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.text.prompts import PromptBuilder
-from prefixmesh.tokens import unpack
-
-
-@dataclass(slots=True)
-class _Answer:
-    """What has passed of one branch."""
-
-    ids: list[bytes] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    is_remembered: bool = False
 
 
 class Passage:
@@ -51,7 +41,10 @@ class Passage:
         self._prompts = prompts
         self._request_id = request_id
         self._model = model
-        self._answers: defaultdict[int, _Answer] = defaultdict(_Answer)
+        # The frames with text that were not read yet, and by branch what those said that were.
+        self._deltas: list[bytes] = []
+        self._answers: dict[int, Answer] = {}
+        self._remembered: set[int] = set()
         self._has_token = False
         self._is_closed = False
         self.cached_tokens = 0
@@ -61,14 +54,17 @@ class Passage:
         """Whether the worker has sent the stream's last message."""
 
     def on_frame(self, frame: bytes) -> bytes:
-        """Take note of a frame; what to send on. O(frame), and O(answers) for the last."""
+        """Take note of a frame; what to send on. O(1) for one with text, O(answers) for the last."""
+        if kind_of(frame) is FrameKind.DELTA:
+            self._on_delta(frame)
+            return frame
         message = pb.GenerateResponse.FromString(frame)
         match message.WhichOneof("event"):
             case "delta":
-                self._on_delta(message.delta)
+                self._on_delta(frame)
                 return frame
             case "branch_ended":
-                self._remember(self._answers[message.branch_ended.branch])
+                self._remember(message.branch_ended.branch)
                 return frame
             case "started":
                 self._on_started(message.started)
@@ -93,34 +89,41 @@ class Passage:
         started.routing.predicted_cached_tokens = self._placement.predicted_cached_tokens
         started.routing.predicted_first_token_ms = self._placement.predicted_first_token_ms
 
-    def _on_delta(self, delta: pb.Delta) -> None:
+    def _on_delta(self, frame: bytes) -> None:
         if not self._has_token:
             self._has_token = True
             self._core.first_token(self._placement, self._clock())
-        answer = self._answers[delta.branch]
-        answer.ids.append(delta.token_ids)
-        answer.texts.append(delta.text)
+        self._deltas.append(frame)
 
     def _on_finished(self, finished: pb.Finished) -> None:
         if self._is_closed:
             raise InternalError("the worker ended the stream twice")
-        answers = list(self._answers.values()) or [_Answer()]
-        named = [self._preparer.name_answer(self._prepared, b"".join(answer.ids)) for answer in answers]
+        named = []
+        if self._preparer.may_fill_block(self._prepared, finished.usage.completion_tokens):
+            answers = self._read().values()
+            named = [self._preparer.name_answer(self._prepared, answer.packed) for answer in answers]
         # Before the caller sees the end, so that its next turn finds what this one left.
         self._is_closed = self.is_finished = True
         self._core.finished(self._placement, self._clock(), named)
         finished.usage.retokenized_tokens = self._prepared.prompt.retokenized_tokens
-        for answer in answers:
-            self._remember(answer)
+        if self._is_worth_remembering:
+            for branch in self._read():
+                self._remember(branch)
 
-    def _remember(self, answer: _Answer) -> None:
-        # After a resumption the text from before the interruption is not known here.
-        if answer.is_remembered or self._prepared.resumed:
+    @property
+    def _is_worth_remembering(self) -> bool:
+        """Of a chat, for its next turn. After a resumption the text from before the interruption is not known here."""
+        return self._prepared.prompt.history is not None and not self._prepared.resumed
+
+    def _remember(self, branch: int) -> None:
+        if branch in self._remembered or not self._is_worth_remembering:
             return
-        answer.is_remembered = True
-        self._prompts.remember(
-            self._prepared.namespace,
-            self._prepared.prompt,
-            "".join(answer.texts),
-            unpack(b"".join(answer.ids)).tolist(),
-        )
+        self._remembered.add(branch)
+        answer = self._read().get(branch, Answer())
+        self._prompts.remember(self._prepared.namespace, self._prepared.prompt, answer.text, answer.ids)
+
+    def _read(self) -> dict[int, Answer]:
+        """What has passed, by branch. O(what was not read before)."""
+        read_answers(self._deltas, self._answers)
+        self._deltas.clear()
+        return self._answers

@@ -115,6 +115,11 @@ class RequestPreparer:
         """Where the KV of a tenant's requests with this ``extra_key`` and this adapter lives."""
         return self._namespaces(tenant, extra_key, adapter_digest)
 
+    def may_fill_block(self, prepared: PreparedRequest, answer_tokens: int) -> bool:
+        """Whether an answer of at most so many tokens may complete a block that the prompt has only begun. O(1)."""
+        begun = count(prepared.prompt.tokens) - len(prepared.route.fingerprints) * self._block_size
+        return begun + count(prepared.resumed) + answer_tokens > self._block_size
+
     def name_answer(self, prepared: PreparedRequest, answer_ids: bytes) -> Sequence[Fingerprint]:
         """Fingerprints of prompt and answer: the prompt's, continued. O(answer)."""
         named = prepared.route.fingerprints

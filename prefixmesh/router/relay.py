@@ -22,6 +22,7 @@ from prefixmesh.errors import (
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.ids import RequestId
 from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.frame_stream import pass_frames
 from prefixmesh.router.passage import Passage
 from prefixmesh.router.placement import Placement
 from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
@@ -130,9 +131,9 @@ class Relay:
             link = self._pool.link(placement.endpoint)
             with link.generate(prepared.wire, self._ticket(prepared, placement, request), timeout_s) as call:
                 request.on_stop(call.cancel)
-                while (frame := await call.read()) is not grpc.aio.EOF:
-                    assert isinstance(frame, bytes)
-                    yield passage.on_frame(frame)
+                async with aclosing(pass_frames(call.read, passage.on_frame, self._clock)) as frames:
+                    async for frame in frames:
+                        yield frame
             if not passage.is_finished:
                 raise UnavailableError(f"worker {placement.entry.name} ended the stream before the answer")
             outcome = "finished"
