@@ -1,0 +1,134 @@
+"""A whole fleet in simulated time: the real router core before simulated workers, driven by a trace."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from prefixmesh.config import EngineConfig
+from prefixmesh.errors import ConfigError
+from prefixmesh.router.policy import PolicyConfig
+from prefixmesh.router.registry import WorkerErrors
+from prefixmesh.sim.fake_engine import ModelIdentity
+from prefixmesh.sim.fleet_run import TENANT, FleetSpec, SimulatedFleet, run_trace
+from prefixmesh.sim.network import LinkQuality
+from prefixmesh.sim.simulated_router import Answered, Question
+from prefixmesh.sim.timing import TimingModel
+from prefixmesh.sim.traces import TraceRequest, read_trace
+from prefixmesh.tokens import pack
+
+SAMPLE = Path(__file__).parents[1] / "golden" / "trace_sample.jsonl"
+SMALL = FleetSpec(
+    workers=3,
+    engine=EngineConfig(page_size=16, max_total_tokens=20_000, chunked_prefill_size=512),
+    timing=TimingModel(step_ms=5.0, prefill_ms_per_token=0.1, decode_ms_per_sequence=0.5),
+    identity=ModelIdentity(vocab_size=256, context_length=1 << 14),
+)
+COST = PolicyConfig()
+
+
+def conversations(count: int, turns: int) -> list[TraceRequest]:
+    """So many that take turns, each of whose prompts begins with its last one."""
+    return [
+        TraceRequest(
+            timestamp_ms=200 * (turn * count + number),
+            input_length=512 * (turn + 1),
+            output_length=4,
+            hash_ids=tuple(100 * number + block for block in range(turn + 1)),
+        )
+        for turn in range(turns)
+        for number in range(count)
+    ]
+
+
+def ask(fleet: SimulatedFleet, when: float, prompt: list[int], max_tokens: int = 4) -> None:
+    fleet.ask_at(when, lambda: Question(namespace=TENANT, prompt=pack(prompt), max_tokens=max_tokens))
+
+
+def test_every_request_of_a_trace_is_answered_and_counted() -> None:
+    requests = read_trace(SAMPLE)
+    figures = run_trace(requests, SMALL, COST)
+    assert (figures.requests, figures.failed) == (5, 0)
+    assert figures.prompt_tokens == sum(request.input_length for request in requests)
+    assert 1200 // 16 * 16 <= figures.cached_tokens < figures.prompt_tokens
+    p50, p90, p99 = figures.first_token_ms
+    assert 0 < p50 <= p90 <= p99
+    assert figures.max_over_mean >= 1.0
+    assert 0 < figures.busy_share <= 1
+    assert figures.lasted_s >= 2.6
+
+
+def test_cost_finds_what_round_robin_scatters() -> None:
+    requests = conversations(4, 5)
+    ours, scattered = (run_trace(requests, SMALL, PolicyConfig(policy=p)) for p in ("cost", "round_robin"))
+    assert ours.cached_share == pytest.approx(0.65, abs=0.05)
+    assert scattered.cached_share < 0.5 * ours.cached_share
+
+
+def test_one_seed_is_one_run() -> None:
+    shaky = replace(SMALL, quality=LinkQuality(jitter_s=0.05), routers=2)
+    requests = conversations(3, 3)
+    assert run_trace(requests, shaky, COST) == run_trace(requests, shaky, COST)
+    assert run_trace(requests, shaky, COST) != run_trace(requests, replace(shaky, seed=1), COST)
+
+
+def test_first_tokens_come_when_a_router_has_predicted_once_workers_have_measured_themselves() -> None:
+    """From timing through the engine's rates, reports and columns to the cost's own terms: all mean one curve."""
+    steep = TimingModel(step_ms=2.0, prefill_ms_per_token=0.05, prefill_ms_per_token2=1e-4)
+    fleet = SimulatedFleet(replace(SMALL, workers=1, timing=steep), COST)
+    lengths = [200, 3000, 800, 1500, 400, 2500, 1000, 4000] * 4
+    for number, length in enumerate(lengths):
+        ask(fleet, fleet.sim.now + 5.0 * number, [number, *([7] * (length - 1))])
+    fleet.run()
+    (entry,) = fleet.routers[0].core.registry
+    entry.errors = WorkerErrors()
+    for number, length in enumerate((2000, 3500)):
+        ask(fleet, fleet.sim.now + 5.0 * number, [100 + number, *([7] * (length - 1))])
+    fleet.run()
+    true_ms = steep.prefill_ms(2000) / 2 + steep.prefill_ms(3500) / 2
+    assert entry.errors.first_token_ms.count == 2
+    assert entry.errors.first_token_ms.size < 0.05 * true_ms
+
+
+def test_two_routers_see_each_others_load_through_the_workers() -> None:
+    fleet = SimulatedFleet(replace(SMALL, routers=2), COST)
+    began = fleet.sim.now
+    for number in range(6):
+        ask(fleet, began + 0.3 * number, [number * 7 + place % 11 for place in range(600)], 1000)
+    fleet.sim.run_until(began + 2.5)
+    for worker in fleet.workers.values():
+        assert worker.life is not None
+        there = len(worker.life.engine.scheduler.running)
+        assert there == 2
+        for router in fleet.routers:
+            entry = router.core.registry.get(worker.name)  # type: ignore[arg-type]
+            assert entry is not None
+            assert entry.load.in_flight <= there
+            assert entry.load.total.in_flight == there
+    fleet.run()
+    fleet.sim.run_for(1.0)
+    for router in fleet.routers:
+        assert {entry.load.total.in_flight for entry in router.core.registry} == {0}
+        router.core.check_invariants()
+
+
+def test_a_crash_fails_what_ran_there_and_the_worker_is_used_again_when_it_is_back() -> None:
+    fleet = SimulatedFleet(replace(SMALL, workers=1), COST)
+    began, (worker,) = fleet.sim.now, fleet.workers.values()
+    fleet.sim.call_at(began + 1.0, worker.crash)
+    fleet.sim.call_at(began + 2.0, worker.start)
+    for at in (0.9, 1.5, 3.0):
+        ask(fleet, began + at, list(range(200)), 50)
+    fleet.run()
+    ends: list[Answered] = sorted(fleet.answered, key=lambda one: one.asked_at)
+    assert [one.error for one in ends] == ["broken", "UNAVAILABLE", ""]
+    assert ends[2].cached_tokens == 0
+    assert fleet.figures(began).failed == 2
+    fleet.routers[0].core.check_invariants()
+
+
+def test_what_cannot_be_a_fleet_is_refused() -> None:
+    with pytest.raises(ConfigError, match="routers must be at least 1, got 0"):
+        FleetSpec(routers=0)
+    with pytest.raises(ConfigError, match="speed must be above 0"):
+        FleetSpec(speed=0.0)
