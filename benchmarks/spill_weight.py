@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from prefixmesh.config import DEFAULT_SPILL_WEIGHT, EngineConfig
-from prefixmesh.router.policy import PolicyConfig
-from prefixmesh.router.row_policies import PICKS
+from prefixmesh.router.policy import PICKS, PolicyConfig
 from prefixmesh.sim.fleet_run import TENANT, FleetFigures, FleetSpec, SimulatedFleet, run_trace
 from prefixmesh.sim.simulated_router import Question
 from prefixmesh.sim.timing import H100_8B, H100X2_70B
