@@ -26,6 +26,8 @@ workers, neither of which gets more than 60 %, whatever the shape of the prefill
 
 DEFAULT_MODEL: Final = "smollm2"
 MAX_PAGE_SIZE: Final = 256
+MEMORY_STATE: Final = "memory://"
+FILE_STATE: Final = "file://"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,8 +171,8 @@ class WorkerConfig:
 class RouterConfig:
     """One router."""
 
-    workers: tuple[str, ...]
-    """Addresses (``host:port``) of the workers."""
+    workers: tuple[str, ...] = ()
+    """Addresses (``host:port``) of the workers. None: those that ``state`` remembers, and whoever is added later."""
 
     model: str = DEFAULT_MODEL
     """The model that the workers serve; the router needs its tokenizer and chat template."""
@@ -197,10 +199,17 @@ class RouterConfig:
 
     isolation: Isolation = "tenant"
 
+    state: str = MEMORY_STATE
+    """Where workers that operators add are remembered: ``memory://``, until this router ends, or ``file://PATH``."""
+
     def __post_init__(self) -> None:
         _check_port(self.port)
-        if not self.workers:
-            raise ConfigError("workers must name at least one address")
+        if not self.state.startswith((MEMORY_STATE, FILE_STATE)):
+            raise ConfigError(f"state must be {MEMORY_STATE} or {FILE_STATE}PATH, got {self.state!r}")
+        if not self.workers and self.state == MEMORY_STATE:
+            raise ConfigError(
+                f"workers must name at least one address, or state a file that remembers some ({FILE_STATE}PATH)"
+            )
         for address in self.workers:
             if not is_address(address):
                 raise ConfigError(f"workers must be host:port each, got {address!r}")

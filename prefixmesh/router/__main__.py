@@ -23,9 +23,8 @@ _DEFAULTS: Final = RouterConfig(workers=("localhost:1",))  # any address: only t
     "--worker",
     "workers",
     multiple=True,
-    required=True,
     metavar="HOST:PORT",
-    help="A worker's address; once for each.",
+    help="A worker's address; once for each. Not needed with a --state that remembers some.",
 )
 @click.option(
     "--model", default=_DEFAULTS.model, show_default=True, help="What the workers serve: a name or a path."
@@ -80,6 +79,13 @@ _DEFAULTS: Final = RouterConfig(workers=("localhost:1",))  # any address: only t
     default=_DEFAULTS.isolation,
     show_default=True,
     help="tenant keeps tenants' KV apart; shared makes all callers one trust domain.",
+)
+@click.option(
+    "--state",
+    default=_DEFAULTS.state,
+    show_default=True,
+    metavar="memory://|file://PATH",
+    help="Where workers that are added later are remembered.",
 )
 @click.option(
     "--fleet-secret-file",

@@ -1,28 +1,107 @@
-"""The ``Router`` service: what operators ask of a router."""
+"""The part of the ``Router`` service that is for operators: which workers there are, and what is to be done with them.
 
-from prefixmesh.errors import AccessDeniedError
+For administrators; on loopback without API keys, for everybody.
+"""
+
+from typing import Any, Final, TypeVar
+
+from prefixmesh.config import is_address
+from prefixmesh.errors import AccessDeniedError, InvalidRequestError, NotFoundError
+from prefixmesh.fleet_control import ControlCall, call_workers
+from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.proto.cache_counts import encode_cache_counts
 from prefixmesh.proto.v1 import router_pb2 as pb
+from prefixmesh.proto.v1 import worker_control_pb2 as control
+from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.registry import WorkerEntry
 from prefixmesh.router.routing import RouterCore
+from prefixmesh.router.worker_roster import WorkerRoster
 from prefixmesh.rpc.identity import ApiKeys, identify
 from prefixmesh.rpc.status import AnyContext
 
+MAX_GRACE_MS: Final = 24 * 3_600_000
+"""A day: longer than any answer; a larger number is a mistake in units."""
+
+CALL_TIMEOUT_S: Final = 10.0
+"""What a worker may take beside the grace that it is given."""
+
+_S_PER_MS: Final = 1e-3
+_T = TypeVar("_T")
+
 
 class OperatorService:
-    """Answers from the core's state. For administrators; on loopback without API keys, for everybody."""
+    """Answers from the core's state, keeps the roster, and passes on what a worker is to do."""
 
-    def __init__(self, core: RouterCore, keys: ApiKeys | None) -> None:
+    def __init__(
+        self, core: RouterCore, roster: WorkerRoster, secret: FleetSecret, keys: ApiKeys | None
+    ) -> None:
         self._core = core
+        self._roster = roster
+        self._secret = secret
         self._keys = keys
 
     async def ListWorkers(  # noqa: N802  the service's own name
         self, message: pb.ListWorkersRequest, context: AnyContext
     ) -> pb.ListWorkersResponse:
         """All workers this router was given, as it sees them now."""
-        if not identify(context.invocation_metadata(), self._keys).is_admin:
-            raise AccessDeniedError("only an administrator's key may list the workers")
+        self._admit(context, "list the workers")
         return pb.ListWorkersResponse(workers=[self._view(entry) for entry in self._core.registry])
+
+    async def AddWorker(  # noqa: N802  the service's own name
+        self, message: pb.AddWorkerRequest, context: AnyContext
+    ) -> pb.AddWorkerResponse:
+        """Follow a worker from now on, and after a restart where the state is kept; it need not be there yet."""
+        self._admit(context, "add workers")
+        return pb.AddWorkerResponse(added=await self._roster.add(_address(message.address)))
+
+    async def RemoveWorker(  # noqa: N802  the service's own name
+        self, message: pb.RemoveWorkerRequest, context: AnyContext
+    ) -> pb.RemoveWorkerResponse:
+        """Send a worker nothing more and forget it; its running streams end undisturbed."""
+        self._admit(context, "remove workers")
+        return pb.RemoveWorkerResponse(removed=await self._roster.remove(_address(message.address)))
+
+    async def DrainWorker(  # noqa: N802  the service's own name
+        self, message: pb.DrainWorkerRequest, context: AnyContext
+    ) -> control.DrainResponse:
+        """Have a worker take nothing new; answers when what runs there has ended, or after the grace."""
+        self._admit(context, "drain workers")
+        if not 0 <= message.grace_ms <= MAX_GRACE_MS:
+            raise InvalidRequestError("grace_ms", f"must be 0 to {MAX_GRACE_MS}, got {message.grace_ms}")
+        request = control.DrainRequest(grace_ms=message.grace_ms, undo=message.undo)
+
+        async def drain(stub: Any, settings: Any) -> control.DrainResponse:
+            answer: control.DrainResponse = await stub.Drain(request, **settings)
+            return answer
+
+        return await self._call(message.address, drain, CALL_TIMEOUT_S + message.grace_ms * _S_PER_MS)
+
+    async def FlushWorker(  # noqa: N802  the service's own name
+        self, message: pb.FlushWorkerRequest, context: AnyContext
+    ) -> control.FlushResponse:
+        """Have a worker empty its prefix cache; its running requests go on."""
+        self._admit(context, "flush caches")
+
+        async def flush(stub: Any, settings: Any) -> control.FlushResponse:
+            answer: control.FlushResponse = await stub.Flush(control.FlushRequest(), **settings)
+            return answer
+
+        return await self._call(message.address, flush, CALL_TIMEOUT_S)
+
+    def _admit(self, context: AnyContext, what: str) -> None:
+        if not identify(context.invocation_metadata(), self._keys).is_admin:
+            raise AccessDeniedError(f"only an administrator's key may {what}")
+
+    async def _call(self, address: str, call: ControlCall[_T], timeout_s: float) -> _T:
+        """Make a control call at a worker of this router; raises what it ends in."""
+        entry = self._core.registry.get(Endpoint(_address(address)))
+        if entry is None:
+            raise NotFoundError(f"{address} is no worker of this router")
+        (outcome,) = await call_workers({entry.name: address}, self._secret, call, timeout_s)
+        if outcome.answer is None:
+            assert outcome.error is not None, outcome
+            raise outcome.error
+        return outcome.answer
 
     def _view(self, entry: WorkerEntry) -> pb.WorkerView:
         totals = entry.totals
@@ -52,3 +131,9 @@ class OperatorService:
             first_token_ms_error=errors.first_token_ms.size,
             draining=entry.draining,
         )
+
+
+def _address(text: str) -> str:
+    if not is_address(text):
+        raise InvalidRequestError("address", f"must be host:port, got {text[:80]!r}")
+    return text

@@ -40,6 +40,10 @@ LATE_REPORT_S: Final = 1.0
 WARM_UP_S: Final = 10.0
 """How long a worker's life is young: it compiles, warms its memory and measures itself meanwhile, and is fed at a paced rate."""
 
+LOST_AFTER_S: Final = 10.0
+"""A worker that could not be reached for so long has died for the requests whose callers stream from it: nobody tells of them any more. A
+connection that only broke is back within seconds."""
+
 _DRAWING: Final = frozenset({"random", "power_of_two"})
 
 
@@ -68,6 +72,8 @@ class RouterCore:
         self._placements: dict[RequestId, Placement] = {}
         # When tickets end, earliest first.
         self._tickets: list[tuple[float, RequestId]] = []
+        # Since when workers with open reservations have not been reached.
+        self._away: dict[WorkerEntry, float] = {}
 
     def __repr__(self) -> str:
         return f"RouterCore({len(self._placements)} placed, {self.fleet!r})"
@@ -91,6 +97,16 @@ class RouterCore:
     def spill_weight(self) -> float:
         """How much the work that a choice adds for everyone else counts."""
         return self._policy.spill_weight
+
+    @property
+    def open_tickets(self) -> int:
+        """Tickets that were given and whose time is not over."""
+        return len(self._tickets)
+
+    def placed_by_ticket(self, request_id: RequestId) -> Placement | None:
+        """A request whose caller streams from the worker itself, for as long as it is not known to have ended; None for any other."""
+        placement = self._placements.get(request_id)
+        return None if placement is None or placement.expires_at is None else placement
 
     # What is heard of workers.
 
@@ -246,10 +262,11 @@ class RouterCore:
             self.withdraw(request_id, now)
 
     def tick(self, now: float) -> None:
-        """What time alone brings about: silence, tickets that are over, predictions that have stayed long enough. Call it a few times a
-        second. O(workers)."""
+        """What time alone brings about: silence, tickets that are over, workers that do not come back, predictions that have stayed long
+        enough. Call it a few times a second. O(workers)."""
         self.fleet.review(now)
         self.expire(now)
+        self._abandon_lost(now)
 
     def check_invariants(self) -> None:
         """Recompute everything; raises InvariantError."""
@@ -361,6 +378,17 @@ class RouterCore:
             placement = self._placements[reservation.request_id]
             if placement.expires_at is not None:
                 self._settle(placement)
+
+    def _abandon_lost(self, now: float) -> None:
+        away = {
+            entry: self._away.get(entry, now)
+            for entry in self.registry
+            if entry.unreachable and entry.load.in_flight
+        }
+        for entry, since in away.items():
+            if now - since >= LOST_AFTER_S:
+                self._abandon_direct(entry)
+        self._away = away
 
     def _placement_at(self, entry: WorkerEntry, request_id: str) -> Placement | None:
         placement = self._placements.get(RequestId(request_id))

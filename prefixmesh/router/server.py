@@ -19,7 +19,11 @@ from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.proto.codec import PROTOCOL_VERSION
 from prefixmesh.proto.v1 import inference_pb2, router_pb2
 from prefixmesh.router.adapter_finder import AdapterFinder
+from prefixmesh.router.direct import RouteService
+from prefixmesh.router.direct_abort import DirectAborts
 from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.explain_service import ExplainService
+from prefixmesh.router.intake import Intake
 from prefixmesh.router.model import RouterModel, load_router_model
 from prefixmesh.router.operator_service import OperatorService
 from prefixmesh.router.policy import PolicyConfig
@@ -29,6 +33,8 @@ from prefixmesh.router.relay import Relay
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.running import RunningRequests
 from prefixmesh.router.service import InferenceService
+from prefixmesh.router.state_store import StateStore, open_store
+from prefixmesh.router.worker_roster import WorkerRoster
 from prefixmesh.router.workers import WorkerPool
 from prefixmesh.rpc.channel import join_address
 from prefixmesh.rpc.identity import ApiKeys, is_loopback
@@ -84,7 +90,9 @@ class RouterServer:
         self._server: grpc.aio.Server | None = None
         self._preparer: RequestPreparer | None = None
         self._adapters: AdapterFinder | None = None
+        self._store: StateStore | None = None
         self._pool: WorkerPool | None = None
+        self._roster: WorkerRoster | None = None
         self._core: RouterCore | None = None
         self._ready_changed = asyncio.Event()
         self._telling_health: asyncio.Task[None] | None = None
@@ -108,9 +116,10 @@ class RouterServer:
             # Bound first: a port that is taken should not cost the time of loading a model.
             self._server = make_server()
             port = _bind(self._server, config.host, config.port)
+            self._store = open_store(config.state)
             if self._model is None:
                 self._model = await asyncio.to_thread(load_router_model, config)
-            await self._serve(self._server, self._model)
+            await self._serve(self._server, self._model, self._store)
         except BaseException:
             await self._release()
             raise
@@ -118,7 +127,7 @@ class RouterServer:
         return BoundRouter(host=config.host, port=port)
 
     def add_worker(self, address: str) -> bool:
-        """Route to this worker too; False when it is known already."""
+        """Route to this worker too, for as long as this process lives; False when it is known already."""
         assert self._pool is not None, "start() first"
         return self._pool.add(Endpoint(address))
 
@@ -140,7 +149,7 @@ class RouterServer:
         """Return once ``stop`` has done its work."""
         await self._closed.wait()
 
-    async def _serve(self, server: grpc.aio.Server, model: RouterModel) -> None:
+    async def _serve(self, server: grpc.aio.Server, model: RouterModel, store: StateStore) -> None:
         config = self._config
         core = self._core = RouterCore(
             Expected(
@@ -173,25 +182,40 @@ class RouterServer:
             router_id=self._router_id,
         )
         adapters = self._adapters = AdapterFinder(core.registry, pool.describe_ready)
+        roster = self._roster = WorkerRoster(pool, store)
+        intake = Intake(
+            registry=core.registry, model=model, adapters=adapters, preparer=preparer, running=self._running
+        )
         inference = InferenceService(
             core=core,
             model=model,
             keys=self._keys,
-            adapters=adapters,
+            intake=intake,
             preparer=preparer,
             relay=relay,
             running=self._running,
+            direct_aborts=DirectAborts(core, self._secret),
+        )
+        route = RouteService(
+            core=core,
+            intake=intake,
+            secret=self._secret,
+            keys=self._keys,
+            router_id=self._router_id,
+            model=model.name,
         )
         add_service(server, INFERENCE, inference)
-        add_service(server, ROUTER, OperatorService(core, self._keys))
+        # One service on the wire, by three questions here; what one part does not know the next is asked for.
+        add_service(server, ROUTER, route)
+        add_service(server, ROUTER, ExplainService(core=core, intake=intake, keys=self._keys))
+        add_service(server, ROUTER, OperatorService(core, roster, self._secret, self._keys))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(
             (*_SERVED_NAMES[1:], health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
         await self._tell_health()
         self._telling_health = asyncio.create_task(self._keep_telling_health())
-        for address in config.workers:
-            pool.add(Endpoint(address))
+        await roster.start(config.workers)
         await server.start()
 
     async def _keep_telling_health(self) -> None:
@@ -226,10 +250,14 @@ class RouterServer:
             self._telling_health.cancel()
         if self._adapters is not None:
             await self._adapters.close()
+        if self._roster is not None:
+            await self._roster.close()
         if self._pool is not None:
             await self._pool.close()
         if self._preparer is not None:
             self._preparer.close()
+        if self._store is not None:
+            await self._store.close()
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int) -> int:

@@ -1,39 +1,26 @@
 """The ``Inference`` service of a router: the very service a worker has, with a decision in between.
 
-A thin shell: who calls is ``rpc.identity``'s business, what is asked ``prepare``'s, where it goes the core's, and ``relay`` carries it
+A thin shell: who calls is ``rpc.identity``'s business, what is asked ``intake``'s, where it goes the core's, and ``relay`` carries it
 there and back.
 """
 
-import logging
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Final
 
-from prefixmesh.cache.namespace import short_digest
 from prefixmesh.errors import AdapterChangedError, UnavailableError
 from prefixmesh.ids import RequestId
 from prefixmesh.proto import codec
 from prefixmesh.proto.v1 import inference_pb2 as pb
-from prefixmesh.requests import GenerateRequest
-from prefixmesh.router.adapter_finder import AdapterFinder
+from prefixmesh.router.direct_abort import DirectAborts
+from prefixmesh.router.intake import MAX_PREPARATIONS, Intake
 from prefixmesh.router.model import RouterModel
-from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
+from prefixmesh.router.prepare import RequestPreparer
 from prefixmesh.router.relay import Relay
 from prefixmesh.router.routing import RouterCore
-from prefixmesh.router.running import RunningRequest, RunningRequests
+from prefixmesh.router.running import RunningRequests
 from prefixmesh.rpc.identity import ApiKeys, identify
 from prefixmesh.rpc.status import AnyContext
 from prefixmesh.served_model import check_model
-
-_log = logging.getLogger(__name__)
-
-REQUEST_ID_BYTES: Final = 12
-"""Random bytes of a request id: nobody guesses one, none repeats."""
-
-MAX_PREPARATIONS: Final = 3
-"""How often a request is prepared whose adapter changes under it. An adapter that is loaded anew on all workers, one after the other, may
-cost a request two of them."""
 
 
 class InferenceService:
@@ -45,30 +32,31 @@ class InferenceService:
         core: RouterCore,
         model: RouterModel,
         keys: ApiKeys | None,
-        adapters: AdapterFinder,
+        intake: Intake,
         preparer: RequestPreparer,
         relay: Relay,
         running: RunningRequests,
+        direct_aborts: DirectAborts,
     ) -> None:
         self._core = core
         self._model = model
         self._keys = keys
-        self._adapters = adapters
+        self._intake = intake
         self._preparer = preparer
         self._relay = relay
         self._running = running
+        self._direct_aborts = direct_aborts
 
     async def Generate(  # noqa: N802  the service's own name
         self, message: pb.GenerateRequest, context: AnyContext
     ) -> AsyncIterator[bytes]:
         """Route a request, stream the answer back."""
         caller = identify(context.invocation_metadata(), self._keys)
-        request = codec.decode_generate(message)
-        check_model(self._model.name, request.model)
-        with self._running.enter(RequestId(secrets.token_hex(REQUEST_ID_BYTES)), caller.tenant) as running:
+        request = self._intake.read(message)
+        with self._intake.enter(caller.tenant) as running:
             has_begun = False
             for tries_left in reversed(range(MAX_PREPARATIONS)):
-                prepared = await self._prepare(request, message, running)
+                prepared = await self._intake.prepare(request, message, caller.tenant, running.request_id)
                 try:
                     async with aclosing(
                         self._relay.stream(prepared, running, context.time_remaining)
@@ -82,14 +70,16 @@ class InferenceService:
                         raise UnavailableError(f"the answer cannot go on: {error}") from error
                     if not tries_left:
                         raise
-                    await self._adapters.ask()
+                    await self._intake.ask_adapters()
 
     async def Abort(  # noqa: N802  the service's own name
         self, message: pb.AbortRequest, context: AnyContext
     ) -> pb.AbortResponse:
         """Stop a running request of the caller's tenant; anything else is left alone, silently."""
         caller = identify(context.invocation_metadata(), self._keys)
-        self._running.abort(RequestId(message.request_id), caller.tenant)
+        request_id = RequestId(message.request_id)
+        self._running.abort(request_id, caller.tenant)
+        await self._direct_aborts.abort(request_id, caller.tenant)
         return pb.AbortResponse()
 
     async def Tokenize(  # noqa: N802  the service's own name
@@ -100,7 +90,7 @@ class InferenceService:
         prompt = codec.decode_tokenize(message)
         check_model(self._model.name, message.model)
         # Long prompts wait for threads: bounded, and waited for at the end, like any other request.
-        with self._running.enter(RequestId(secrets.token_hex(REQUEST_ID_BYTES)), caller.tenant):
+        with self._intake.enter(caller.tenant):
             return pb.TokenizeResponse(ids=await self._preparer.tokenize(prompt, caller.tenant))
 
     async def ListModels(  # noqa: N802  the service's own name
@@ -116,24 +106,3 @@ class InferenceService:
             adapters=self._core.registry.adapter_names(),
         )
         return pb.ListModelsResponse(models=[model])
-
-    async def _prepare(
-        self, request: GenerateRequest, message: pb.GenerateRequest, running: RunningRequest
-    ) -> PreparedRequest:
-        registry = self._core.registry
-        if not registry.ready:
-            raise registry.no_worker_error()
-        prepared = await self._preparer.prepare(
-            request,
-            message,
-            running.tenant,
-            adapter_digest=await self._adapters.find(request.adapter),
-            context_length=registry.context_length,
-        )
-        _log.debug(
-            "request_prepared request_id=%s namespace=%s prompt_tokens=%d",
-            running.request_id,
-            short_digest(prepared.namespace),
-            prepared.route.prompt_tokens,
-        )
-        return prepared

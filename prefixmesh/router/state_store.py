@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+from prefixmesh.config import FILE_STATE, MEMORY_STATE
 from prefixmesh.errors import ConfigError, InvalidRequestError
 
 MAX_KEY_BYTES: Final = 512
@@ -23,9 +24,6 @@ MAX_ENTRIES: Final = 65_536
 
 ABSENT: Final = 0
 """As an expected version: the key must not be there. No entry has it."""
-
-MEMORY_URL: Final = "memory://"
-FILE_SCHEME: Final = "file://"
 
 
 class Entry(NamedTuple):
@@ -88,11 +86,11 @@ def open_store(url: str) -> StateStore:
     from prefixmesh.router.state_file import FileStore
     from prefixmesh.router.state_memory import MemoryStore
 
-    if url == MEMORY_URL:
+    if url == MEMORY_STATE:
         return MemoryStore()
-    if url.startswith(FILE_SCHEME) and len(url) > len(FILE_SCHEME):
-        return FileStore(Path(url.removeprefix(FILE_SCHEME)).expanduser())
-    raise ConfigError(f"state must be {MEMORY_URL} or {FILE_SCHEME}PATH, got {url!r}")
+    if url.startswith(FILE_STATE) and len(url) > len(FILE_STATE):
+        return FileStore(Path(url.removeprefix(FILE_STATE)).expanduser())
+    raise ConfigError(f"state must be {MEMORY_STATE} or {FILE_STATE}PATH, got {url!r}")
 
 
 def check_key(key: str) -> None:

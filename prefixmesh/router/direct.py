@@ -1,0 +1,148 @@
+"""``Route``: where a request goes, and the ticket with which its caller streams from that worker itself.
+
+Nothing of such a request passes here any more. Its reservation is moved by the worker's reports; it ends as they say, with the worker's
+life, or with a ticket that nobody has used in time. The prompt goes back as tokens, so that it is tokenised once, and with the very
+tokens that were named.
+"""
+
+import time
+from collections.abc import Callable, Collection
+from typing import Final
+
+from prefixmesh import wall_clock
+from prefixmesh.config import is_address
+from prefixmesh.errors import AdapterChangedError, InvalidRequestError, OverloadedError
+from prefixmesh.fleet_secret import FleetSecret
+from prefixmesh.ids import TenantId
+from prefixmesh.proto.v1 import inference_pb2, router_pb2
+from prefixmesh.requests import GenerateRequest, TokenPrompt
+from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.intake import MAX_PREPARATIONS, Intake
+from prefixmesh.router.placement import Placement
+from prefixmesh.router.prepare import PreparedRequest
+from prefixmesh.router.routing import RouterCore
+from prefixmesh.rpc.identity import ApiKeys, identify
+from prefixmesh.rpc.status import AnyContext
+from prefixmesh.ticket import Ticket, sign
+
+TICKET_VALID_S: Final = 10.0
+"""A caller uses its ticket at once, unless it must connect first (``rpc.channel.CONNECT_TIMEOUT_MS``). The rest is for clocks: a worker's may
+be some seconds ahead of this router's. So long, at most, the load of an unused ticket stays booked."""
+
+MAX_OPEN_TICKETS: Final = 65_536
+"""Tickets whose time is not over; each keeps a reservation of a few kilobytes. Five thousand a second is more than one router decides."""
+
+MAX_EXCLUDED: Final = 256
+"""Workers that a caller may exclude: a client remembers fewer."""
+
+_MS: Final = 1000
+
+
+class RouteService:
+    """Serves ``Router.Route``, to the callers that ``Generate`` serves."""
+
+    def __init__(
+        self,
+        *,
+        core: RouterCore,
+        intake: Intake,
+        secret: FleetSecret,
+        keys: ApiKeys | None,
+        router_id: str,
+        model: str,
+        clock: Callable[[], float] = time.monotonic,
+        unix_ms: Callable[[], int] = wall_clock.unix_ms,
+    ) -> None:
+        """``clock`` is the core's; by ``unix_ms``, milliseconds since 1970, tickets end."""
+        self._core = core
+        self._intake = intake
+        self._secret = secret
+        self._keys = keys
+        self._router_id = router_id
+        self._model = model
+        self._clock = clock
+        self._unix_ms = unix_ms
+
+    async def Route(  # noqa: N802  the service's own name
+        self, message: router_pb2.RouteRequest, context: AnyContext
+    ) -> router_pb2.RouteResponse:
+        """Decide, reserve, and sign a ticket."""
+        caller = identify(context.invocation_metadata(), self._keys)
+        exclude = _excluded(message.exclude)
+        if message.unused_request_id:
+            self._core.withdraw(message.unused_request_id, self._clock())
+        if self._core.open_tickets >= MAX_OPEN_TICKETS:
+            raise OverloadedError(
+                f"{MAX_OPEN_TICKETS} tickets of this router have not ended, which is its limit"
+            )
+        request = self._intake.read(message.request)
+        with self._intake.enter(caller.tenant) as place:
+            if message.adapter_changed and request.adapter:
+                await self._intake.ask_adapters()
+            for tries_left in reversed(range(MAX_PREPARATIONS)):
+                prepared = await self._intake.prepare(
+                    request, message.request, caller.tenant, place.request_id
+                )
+                try:
+                    placement = self._core.route(
+                        prepared.route,
+                        self._clock(),
+                        exclude,
+                        request_id=place.request_id,
+                        valid_s=TICKET_VALID_S,
+                    )
+                except AdapterChangedError:
+                    if not tries_left:
+                        raise
+                    await self._intake.ask_adapters()
+                else:
+                    return self._answer(request, prepared, placement, caller.tenant)
+        raise AssertionError("the last preparation returns or raises")
+
+    def _answer(
+        self, request: GenerateRequest, prepared: PreparedRequest, placement: Placement, tenant: TenantId
+    ) -> router_pb2.RouteResponse:
+        prompt = prepared.prompt
+        return router_pb2.RouteResponse(
+            worker_id=placement.entry.name,
+            address=placement.endpoint,
+            ticket=sign(self._ticket(request, prepared, placement, tenant), self._secret),
+            prompt_ids=b"" if isinstance(request.prompt, TokenPrompt) else prompt.tokens,
+            routing=inference_pb2.Routing(
+                policy=self._core.policy,
+                predicted_cached_tokens=placement.predicted_cached_tokens,
+                predicted_first_token_ms=placement.predicted_first_token_ms,
+            ),
+            request_id=placement.request_id,
+            valid_ms=round(TICKET_VALID_S * _MS),
+            model=self._model,
+            retokenized_tokens=prompt.retokenized_tokens,
+        )
+
+    def _ticket(
+        self, request: GenerateRequest, prepared: PreparedRequest, placement: Placement, tenant: TenantId
+    ) -> Ticket:
+        most = request.sampling.max_tokens
+        return Ticket(
+            request_id=placement.request_id,
+            tenant=tenant,
+            namespace=prepared.namespace,
+            incarnation=placement.incarnation,
+            adapter_digest=prepared.route.adapter_digest,
+            router_id=self._router_id,
+            expires_unix_ms=self._unix_ms() + round(TICKET_VALID_S * _MS),
+            prompt_tokens=prepared.route.prompt_tokens,
+            max_tokens=0 if most is None else max(1, most),  # 0 would set no limit
+            branches=request.branches,
+        )
+
+
+def _excluded(addresses: Collection[str]) -> set[Endpoint]:
+    if len(addresses) > MAX_EXCLUDED:
+        raise InvalidRequestError(
+            "exclude", f"at most {MAX_EXCLUDED} workers may be excluded, got {len(addresses)}"
+        )
+    for number, address in enumerate(addresses):
+        if not is_address(address):
+            raise InvalidRequestError(f"exclude[{number}]", f"must be host:port, got {address[:80]!r}")
+    return {Endpoint(address) for address in addresses}

@@ -1,0 +1,85 @@
+"""From a caller's message to a request that can be routed, the same for both data paths: known to be for this model, its adapter found,
+its prompt built and named, in one of a bounded number of places."""
+
+import logging
+import secrets
+from contextlib import AbstractContextManager
+from typing import Final
+
+from prefixmesh.cache.namespace import short_digest
+from prefixmesh.ids import RequestId, TenantId
+from prefixmesh.proto import codec
+from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.requests import GenerateRequest
+from prefixmesh.router.adapter_finder import AdapterFinder
+from prefixmesh.router.model import RouterModel
+from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
+from prefixmesh.router.registry import WorkerRegistry
+from prefixmesh.router.running import RunningRequest, RunningRequests
+from prefixmesh.served_model import check_model
+
+_log = logging.getLogger(__name__)
+
+REQUEST_ID_BYTES: Final = 12
+"""Random bytes of a request id: nobody guesses one, none repeats."""
+
+MAX_PREPARATIONS: Final = 3
+"""How often a request is prepared whose adapter changes under it. An adapter that is loaded anew on all workers, one after the other, may
+cost a request two of them."""
+
+
+class Intake:
+    """Takes requests in for one router."""
+
+    def __init__(
+        self,
+        *,
+        registry: WorkerRegistry,
+        model: RouterModel,
+        adapters: AdapterFinder,
+        preparer: RequestPreparer,
+        running: RunningRequests,
+    ) -> None:
+        self._registry = registry
+        self._model = model
+        self._adapters = adapters
+        self._preparer = preparer
+        self._running = running
+
+    def enter(self, tenant: TenantId) -> AbstractContextManager[RunningRequest]:
+        """A place for a request of ``tenant``, under a new name; raises UnavailableError or OverloadedError where there is none."""
+        return self._running.enter(RequestId(secrets.token_hex(REQUEST_ID_BYTES)), tenant)
+
+    def read(self, message: pb.GenerateRequest) -> GenerateRequest:
+        """What is asked for; raises InvalidRequestError naming the field, NotFoundError for another model."""
+        request = codec.decode_generate(message)
+        check_model(self._model.name, request.model)
+        return request
+
+    async def prepare(
+        self, request: GenerateRequest, message: pb.GenerateRequest, tenant: TenantId, request_id: str = ""
+    ) -> PreparedRequest:
+        """Build and name what ``read`` has read. Costs what tokenising costs, on other threads where that is much.
+
+        Raises UnavailableError when no worker is ready, InvalidRequestError naming the field.
+        """
+        if not self._registry.ready:
+            raise self._registry.no_worker_error()
+        prepared = await self._preparer.prepare(
+            request,
+            message,
+            tenant,
+            adapter_digest=await self._adapters.find(request.adapter),
+            context_length=self._registry.context_length,
+        )
+        _log.debug(
+            "request_prepared request_id=%s namespace=%s prompt_tokens=%d",
+            request_id,
+            short_digest(prepared.namespace),
+            prepared.route.prompt_tokens,
+        )
+        return prepared
+
+    async def ask_adapters(self) -> None:
+        """Have the workers tell once more which adapters they have."""
+        await self._adapters.ask()
