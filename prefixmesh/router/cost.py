@@ -154,18 +154,19 @@ def weigh(
     prefill *= uncached
     if able is not None:
         np.copyto(prefill, _UNABLE_MS, where=~able)
-    # What a request needs where nothing is cached: where so much is free, nothing goes and nobody waits for pages.
+    # What a request needs where nothing is cached: where so much is free, nothing goes; where so much can be, nobody waits for pages.
     most = demand.prompt_tokens + ANSWER_TOKENS * demand.branches
     needed = (
         uncached + np.array(float(ANSWER_TOKENS * demand.branches)) if most > columns.least_free else None
     )
-    wait = _wait(columns, rates, needed if most > columns.least_room_now else None)
+    lacks = most > columns.least_room_now
+    wait = _wait(columns, rates, needed if lacks else None)
     crowding = columns.slowed_tokens * rates.linear
     np.maximum(crowding, columns.slowed_ms, out=crowding)
     if demand.branches > 1:
         crowding *= demand.branches
     load = None if demand.not_resident is None else rates.adapter_load * demand.not_resident
-    eviction = None if needed is None else _eviction(columns, rates, needed)
+    eviction = None if needed is None else _eviction(columns, rates, needed, lacks=lacks)
     if load is not None:
         eviction = _with_pushed_out(eviction, load, demand.pushes_out)
     compared = prefill + crowding
@@ -214,6 +215,8 @@ def _countable(columns: FleetColumns, matches: MatchedTokens, held: Column, prom
 def _wait(columns: FleetColumns, rates: RateColumns, needed: Column | None) -> Column:
     """Until a worker turns to the request: the prefill before it, and the decode steps until places or pages that lack are given back. As
     many of the running must end as have to make room, and they end evenly over an answer's length."""
+    if needed is None and not columns.full_rows:
+        return columns.waiting_prefill_ms
     steps = columns.place_wait_steps
     if needed is not None:
         lacking = needed - columns.room_now
@@ -224,10 +227,11 @@ def _wait(columns: FleetColumns, rates: RateColumns, needed: Column | None) -> C
     return wait
 
 
-def _eviction(columns: FleetColumns, rates: RateColumns, needed: Column) -> Column:
-    """What computing the useful part of the KV that goes to make room would cost."""
+def _eviction(columns: FleetColumns, rates: RateColumns, needed: Column, *, lacks: bool) -> Column:
+    """What computing the useful part of the KV that goes to make room would cost. Only where pages lack can less go than should."""
     eviction = needed - columns.free_tokens
-    np.minimum(eviction, columns.evictable_tokens, out=eviction)
+    if lacks:
+        np.minimum(eviction, columns.evictable_tokens, out=eviction)
     np.maximum(eviction, _NOTHING, out=eviction)
     eviction *= rates.linear
     eviction *= _EVICTED_USE

@@ -102,6 +102,9 @@ class FleetColumns:
         self.rows = 0
         """Rows are below this; all columns are so long."""
 
+        self.full_rows = 0
+        """Rows whose places are all taken."""
+
         self._cut_columns()
 
     def open_row(self, name: str) -> int:
@@ -173,8 +176,10 @@ class FleetColumns:
         """What a worker has accepted and not done: requests, prefill that stands before a new one, decoding still expected."""
         self.in_flight[row] = in_flight
         self.slowed_tokens[row] = BOTH_SIDES * ANSWER_TOKENS * in_flight
-        over = (in_flight + 1) * float(self.per_place[row]) - 1.0
-        self.place_wait_steps[row] = over * ANSWER_TOKENS if over > 0.0 else 0.0
+        over = (in_flight + 1) * self.per_place.item(row) - 1.0
+        steps = over * ANSWER_TOKENS if over > 0.0 else 0.0
+        self.full_rows += (steps > 0.0) - (self.place_wait_steps.item(row) > 0.0)
+        self.place_wait_steps[row] = steps
         self.waiting_prefill_ms[row] = waiting_prefill_ms
         self.slowed_ms[row] = BOTH_SIDES * decode_work_ms
 
@@ -198,8 +203,9 @@ class FleetColumns:
 
     def set_usable(self, row: int, *, usable: bool) -> None:
         """Whether a worker may be sent requests: ready, and not draining."""
-        self.usable[row] = usable
-        self._least_room = self._whole_unit = None
+        if self.usable[row] != usable:
+            self.usable[row] = usable
+            self._least_room = self._whole_unit = None
 
     @property
     def rates(self) -> "RateColumns":
