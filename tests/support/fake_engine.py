@@ -18,6 +18,7 @@ from prefixmesh import fleet_secret
 from prefixmesh.cache.factory import make_prefix_cache
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.config import EngineConfig, WorkerConfig
+from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.cache_recorder import CacheRecorder
 from prefixmesh.worker.engine import EngineCore
@@ -165,11 +166,13 @@ def _make_core(settings: EngineConfig, cores: list[EngineCore]) -> EngineCore:
 
 
 @asynccontextmanager
-async def fake_worker(settings: EngineConfig, **worker_settings: object) -> AsyncIterator[FakeStage]:
+async def fake_worker(
+    settings: EngineConfig, *, secret: FleetSecret | None = None, **worker_settings: object
+) -> AsyncIterator[FakeStage]:
     """Such a worker; ``settings.max_total_tokens`` is its pool. It is let go of at the end, however it was held."""
     cores: list[EngineCore] = []
     engine = InProcessEngine(settings, lambda: _make_core(settings, cores))
-    secret = fleet_secret.generate()
+    secret = secret or fleet_secret.generate()
     config = WorkerConfig(engine=settings, **worker_settings)  # type: ignore[arg-type]
     server = WorkerServer(config, secret, engine=engine, text=byte_text())
     async with running_worker(server, secret) as worker:

@@ -46,6 +46,10 @@ class Scene:
         return load.in_flight, load.total.in_flight
 
 
+def state_of(placement: Placement) -> ReservationState:
+    return placement.reservation.state
+
+
 @pytest.fixture
 def scene() -> Scene:
     return Scene()
@@ -56,9 +60,9 @@ def test_reports_alone_carry_a_direct_request_from_ticket_to_end(scene: Scene) -
     name = placement.request_id
     assert scene.load == (1, 1)
     scene.cache.report(NOW, running_requests=1, own_requests=1, accepted=(name,), uncached_tokens=640)
-    assert placement.reservation.state is ReservationState.ACCEPTED
+    assert state_of(placement) is ReservationState.ACCEPTED
     scene.cache.report(NOW, running_requests=1, own_requests=1, prefilled=(name,))
-    assert placement.reservation.state is ReservationState.PREFILLED
+    assert state_of(placement) is ReservationState.PREFILLED
     assert (scene.load, entry_of(scene.core, "w0").load.total.prefill_ms) == ((1, 1), 0.0)
     scene.cache.store(placement.request.fingerprints, NOW)
     scene.cache.report(NOW, ended=(name,))
