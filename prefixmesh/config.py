@@ -18,11 +18,16 @@ EvictionPolicy = Literal["lru", "lfu", "priority"]
 SchedulePolicy = Literal["lpm", "fcfs", "priority"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 AttentionBackendName = Literal["auto", "torch", "flashinfer"]
-RoutingPolicy = Literal["cost", "round_robin", "least_loaded"]
+RoutingPolicy = Literal[
+    "cost", "round_robin", "random", "least_loaded", "power_of_two", "longest_match", "prefix_hash"
+]
 
 DEFAULT_SPILL_WEIGHT: Final = 1.85
 """λ of the router's cost (docs/router.md). From 1.8 to 1.9, 32 simultaneous requests with one new prefix of some 4,000 tokens settle on two
 workers, neither of which gets more than 60 %, whatever the shape of the prefill's curve."""
+
+DEFAULT_SLOW_START_S: Final = 10.0
+"""How long a worker's life is young: it compiles, warms its memory and measures itself meanwhile."""
 
 DEFAULT_MODEL: Final = "smollm2"
 MAX_PAGE_SIZE: Final = 256
@@ -185,6 +190,9 @@ class RouterConfig:
     spill_weight: float = DEFAULT_SPILL_WEIGHT
     """λ of the cost: how much the work a choice adds for everyone else counts beside the request's own wait."""
 
+    slow_start_s: float = DEFAULT_SLOW_START_S
+    """For so long a worker that joins is fed at a rate that grows (policy ``cost`` only); 0 lets the cost decide at once."""
+
     block_size: int = 64
     """Tokens per block by which prompts are compared. Workers that name blocks of another size are refused."""
 
@@ -215,6 +223,8 @@ class RouterConfig:
                 raise ConfigError(f"workers must be host:port each, got {address!r}")
         if not 0 <= self.spill_weight < math.inf:  # NaN, which compares false to everything, is refused too
             raise ConfigError(f"spill_weight must be a number from 0 on, got {self.spill_weight}")
+        if not 0 <= self.slow_start_s < math.inf:
+            raise ConfigError(f"slow_start_s must be seconds from 0 on, got {self.slow_start_s}")
         for name in ("block_size", "max_tree_blocks", "answer_memory_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

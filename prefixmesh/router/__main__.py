@@ -48,6 +48,13 @@ _DEFAULTS: Final = RouterConfig(workers=("localhost:1",))  # any address: only t
     help="How much work added for others counts beside a request's own wait.",
 )
 @click.option(
+    "--slow-start-s",
+    type=float,
+    default=_DEFAULTS.slow_start_s,
+    show_default=True,
+    help="Seconds in which a worker that joins is fed at a growing rate; 0 switches that off.",
+)
+@click.option(
     "--block-size",
     type=int,
     default=_DEFAULTS.block_size,

@@ -213,16 +213,6 @@ class FleetColumns:
         return self._rates.filled()
 
     @property
-    def prefill_ms_per_token(self) -> Column:
-        """Of ``rates``, the linear part of prefill."""
-        return self.rates.linear
-
-    @property
-    def prefill_ms_per_token2(self) -> Column:
-        """Of ``rates``, the quadratic part of prefill."""
-        return self.rates.quadratic
-
-    @property
     def whole_unit(self) -> int:
         """Matches of whole multiples of this count as they are: every usable worker's view is exact, and its cache matches such multiples.
         0 where that is not so. O(1), and O(rows) after a change."""

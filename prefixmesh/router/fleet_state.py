@@ -131,7 +131,7 @@ class FleetState:
             LoadReport(
                 answers=report.running_requests + report.queued_requests,
                 own_requests=report.own_requests,
-                prefill_ms=report.uncached_tokens * float(columns.prefill_ms_per_token[row]),
+                prefill_ms=report.uncached_tokens * float(columns.rates.linear[row]),
                 decode_ms_each=decode_work_ms(columns, row, None, 1),
                 accepted=report.accepted,
                 prefilled=report.prefilled,

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from prefixmesh.config import DEFAULT_SPILL_WEIGHT, RoutingPolicy
+from prefixmesh.config import DEFAULT_SLOW_START_S, DEFAULT_SPILL_WEIGHT, RoutingPolicy
 from prefixmesh.ids import Fingerprint
 from prefixmesh.router.cost import Costs, Demand
 from prefixmesh.router.fleet_columns import Column, FleetColumns, Mask
@@ -40,6 +40,9 @@ class PolicyConfig:
     policy: RoutingPolicy = "cost"
     spill_weight: float = DEFAULT_SPILL_WEIGHT
     """How much the work that a choice adds for everyone else counts beside the request's own wait."""
+
+    slow_start_s: float = DEFAULT_SLOW_START_S
+    """How long a worker that joins is a newcomer (``slow_start``); 0 knows none."""
 
     affinity_ms: float = 0.0
     """Milliseconds that the worker of a caller's last request may cost more and still be taken; 0 knows no sessions. At most as many as
@@ -154,7 +157,7 @@ def _in_turn(rows: npt.NDArray[np.intp], turn: int) -> Pick:
     return Pick(int(rows[turn % len(rows)]), was_tie=len(rows) > 1)
 
 
-PICKS: Final[dict[str, Callable[[Choice], Pick]]] = {
+PICKS: Final[dict[RoutingPolicy, Callable[[Choice], Pick]]] = {
     "cost": cheapest,
     "round_robin": round_robin,
     "random": at_random,

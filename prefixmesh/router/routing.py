@@ -25,10 +25,9 @@ from prefixmesh.router.fleet_view import FleetView
 from prefixmesh.router.lingering import Lingering
 from prefixmesh.router.matched_tokens import MatchedTokens
 from prefixmesh.router.placement import Explanation, Placement, PrefillCurve, RouteRequest
-from prefixmesh.router.policy import PolicyConfig
+from prefixmesh.router.policy import PolicyConfig, prefix_key
 from prefixmesh.router.registry import Expected, WorkerEntry, WorkerFacts, WorkerRegistry
 from prefixmesh.router.reservation import ReservationState
-from prefixmesh.router.row_policies import prefix_key
 from prefixmesh.router.slow_start import SlowStart
 from prefixmesh.router.worker_view import Need
 from prefixmesh.served_model import shown_name
@@ -36,9 +35,6 @@ from prefixmesh.worker_report import WorkerReport
 
 LATE_REPORT_S: Final = 1.0
 """How much later than its ticket's end a request may be reported as taken in: it was, and the report is on its way."""
-
-WARM_UP_S: Final = 10.0
-"""How long a worker's life is young: it compiles, warms its memory and measures itself meanwhile, and is fed at a paced rate."""
 
 LOST_AFTER_S: Final = 10.0
 """A worker that could not be reached for so long has died for the requests whose callers stream from it: nobody tells of them any more. A
@@ -68,7 +64,7 @@ class RouterCore:
         self._block_size = block_size
         self._draw = draw
         self._turn = 0
-        self._newcomers = SlowStart(WARM_UP_S if policy.policy == "cost" else 0.0)
+        self._newcomers = SlowStart(policy.slow_start_s if policy.policy == "cost" else 0.0)
         self._placements: dict[RequestId, Placement] = {}
         # When tickets end, earliest first.
         self._tickets: list[tuple[float, RequestId]] = []
@@ -328,8 +324,8 @@ class RouterCore:
             ),
             prediction=self.view.expect(entry.endpoint, request.fingerprints),
             curve=PrefillCurve(
-                float(columns.prefill_ms_per_token[entry.row]),
-                float(columns.prefill_ms_per_token2[entry.row]),
+                float(columns.rates.linear[entry.row]),
+                float(columns.rates.quadratic[entry.row]),
             ),
             routed_at=now,
             expires_at=expires_at,

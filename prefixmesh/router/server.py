@@ -159,7 +159,9 @@ class RouterServer:
                 fingerprint_version=FINGERPRINT_VERSION,
                 block_size=config.block_size,
             ),
-            PolicyConfig(policy=config.policy, spill_weight=config.spill_weight),
+            PolicyConfig(
+                policy=config.policy, spill_weight=config.spill_weight, slow_start_s=config.slow_start_s
+            ),
             block_size=config.block_size,
             max_tree_blocks=config.max_tree_blocks,
             draw=partial(secrets.randbits, 64),

@@ -1,12 +1,14 @@
 """Where requests go: the field's cases of balance and affinity, ties, filters, sessions."""
 
 from collections import Counter
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from prefixmesh.cache.fingerprint import block_fingerprints
 from prefixmesh.cache.tier import Tier
+from prefixmesh.config import RoutingPolicy
 from prefixmesh.ids import Namespace
 from prefixmesh.router.block_index import BlockIndex
 from prefixmesh.router.cost import Demand
@@ -166,11 +168,11 @@ def test_who_is_not_usable_not_allowed_or_too_small_is_not_taken() -> None:
     assert column_fleet([]).decide(1000) is None
 
 
-@pytest.mark.parametrize("policy", ["cost", "least_loaded", "longest_match", "prefix_hash", "round_robin"])
-def test_filters_hold_for_every_policy(policy: str) -> None:
+@pytest.mark.parametrize("policy", get_args(RoutingPolicy))
+def test_filters_hold_for_every_policy(policy: RoutingPolicy) -> None:
     """The only worker that can take a request takes it."""
     fleet = column_fleet([Worker(usable=False), Worker(context_length=10), Worker(in_flight=99)])
-    assert fleet.takers(500, PolicyConfig(policy=policy)) == {2}  # type: ignore[arg-type]
+    assert fleet.takers(500, PolicyConfig(policy=policy)) == {2}
 
 
 def test_adapter_that_is_there_is_no_tie_with_one_that_is_not() -> None:

@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from typing import cast
 
 import numpy as np
 import pytest
@@ -19,11 +18,11 @@ from tests.support.column_fleet import ColumnFleet, Worker, add_row, column_flee
 RNG_DRAWS = 400
 
 
-def by(policy: str) -> PolicyConfig:
-    return PolicyConfig(policy=cast(RoutingPolicy, policy))
+def by(policy: RoutingPolicy) -> PolicyConfig:
+    return PolicyConfig(policy=policy)
 
 
-def draws(fleet: ColumnFleet, policy: str) -> Counter[int]:
+def draws(fleet: ColumnFleet, policy: RoutingPolicy) -> Counter[int]:
     """Who is taken how often of 400 drawn numbers, the turn standing still."""
     rng = random.Random(7)
     decisions = [fleet.decide(500, by(policy), chance=rng.getrandbits(64)) for _ in range(RNG_DRAWS)]
@@ -137,7 +136,7 @@ def test_prefix_key_is_that_of_the_first_blocks() -> None:
 
 
 @pytest.mark.parametrize("policy", [name for name in PICKS if name != "cost"])
-def test_decision_by_any_policy_carries_what_is_expected_of_the_worker(policy: str) -> None:
+def test_decision_by_any_policy_carries_what_is_expected_of_the_worker(policy: RoutingPolicy) -> None:
     """So that predictions can be compared."""
     fleet = column_fleet([Worker(device=64 * row, waiting_ms=10.0 * row) for row in range(4)])
     decision = fleet.decide(500, by(policy), turn=2, chance=2**33 + 5)

@@ -231,8 +231,8 @@ def test_reported_rates_and_room_enter_the_decision(scene: Scene) -> None:
     scene.cache.report(NOW, prefill_ms_per_token=5.0, prefill_ms_per_token2=0.002, decode_step_ms=300.0)
     scene.core.described(Endpoint("w1"), facts("w1"), NOW)
     columns, row = scene.core.fleet.columns, entry_of(scene.core, "w0").row
-    assert columns.prefill_ms_per_token[row] == 5.0
-    assert columns.prefill_ms_per_token2[row] == 0.002
+    assert columns.rates.linear[row] == 5.0
+    assert columns.rates.quadratic[row] == 0.002
     other = ToldCache(scene.core, Endpoint("w1"), epoch=5)
     scene.core.view.ended(Endpoint("w1"), "test", NOW, is_void=True)
     other.open(NOW)
