@@ -80,7 +80,7 @@ def ceiling(repeats: int) -> dict[str, float]:
 def steps(llama: Llama, plans: Sequence[BatchPlan], attention: AttentionBackend) -> None:
     for plan in plans:
         attention.prepare(plan)
-        llama(StepTensors.of(plan, CPU), attention)
+        llama(StepTensors.of(plan, CPU, llama.least_rows), attention)
 
 
 def products(weights: LlamaWeights, plans: Sequence[BatchPlan], config: ModelConfig) -> None:

@@ -91,3 +91,15 @@ def test_a_lone_query_reads_neighbouring_slots_where_they_lie(
     )
     assert (taken.data_ptr() == setting.pool.keys(0)[setting.sequences[0].pages[0]].data_ptr()) == neighbours
     check(setting)
+
+
+@pytest.mark.parametrize("work", [[(140, 1)], [(140, 1), (30, 1)], [(0, 3)]])
+def test_rows_that_are_no_tokens_disturb_nobody(work: list[tuple[int, int]]) -> None:
+    """A step that was filled up: the tokens' rows are attention, the others zero whatever their queries are."""
+    setting = setting_of(work)
+    tokens = len(setting.q)
+    setting.q = torch.cat((setting.q, torch.full((4 - tokens, *setting.q.shape[1:]), torch.nan)))
+    for layer in (0, 1):
+        found = setting.actual(TorchAttention(setting.config, setting.pool), layer)
+        torch.testing.assert_close(found[:tokens].double(), setting.expected(layer), atol=TOLERANCE, rtol=0)
+        assert torch.equal(found[tokens:], torch.zeros_like(found[tokens:]))

@@ -9,6 +9,7 @@ import torch
 from prefixmesh.config import EngineConfig
 from prefixmesh.errors import ConfigError, DeviceLostError
 from prefixmesh.model_files.source import resolve_model
+from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.cascade_plan import CascadeRule
 from prefixmesh.worker.model import open_model as open_model_module
 from prefixmesh.worker.model.device import resolve_device, resolve_dtype
@@ -38,14 +39,35 @@ def test_logits_come_only_for_the_rows_asked_for(tiny_model_folder: Path) -> Non
     torch.testing.assert_close(both[1:], alone, atol=1e-4, rtol=0)
 
 
-def test_kv_is_written_only_where_the_plan_says(tiny_model_folder: Path) -> None:
-    """Other slots keep what they held."""
+@pytest.mark.parametrize("wants_logits", [True, False])
+@pytest.mark.parametrize("pages", [[30], [30, 90, 10], [30, 90, 10, 11, 70]])
+def test_kv_is_written_only_where_the_plan_says(
+    tiny_model_folder: Path, pages: list[int], wants_logits: bool
+) -> None:
+    """Every layer of the tokens' own slots, whether logits are wanted or not; other slots keep what they held, however few rows a step
+    had before it was filled up."""
     runner = opened(tiny_model_folder).runner
     runner.pool.storage.fill_(3.0)
-    sequence = PagedSequence(tokens=[5, 6, 7], pages=[30, 90, 10])
-    runner.forward(make_plan([Piece(sequence, 3)], 1))
-    touched = (runner.pool.storage != 3.0).flatten(3).any(-1).all(1).all(0)
-    assert np.flatnonzero(touched.numpy()).tolist() == [10, 30, 90]
+    sequence = PagedSequence(tokens=list(range(5, 5 + len(pages))), pages=pages)
+    runner.forward(make_plan([Piece(sequence, len(pages), wants_logits=wants_logits)], 1))
+    written = (runner.pool.storage != 3.0).flatten(3).any(-1)
+    assert np.flatnonzero(written.any(1).any(0).numpy()).tolist() == sorted(pages)
+    assert np.flatnonzero(written.all(1).all(0).numpy()).tolist() == sorted(pages)
+
+
+def test_a_step_filled_up_gives_the_logits_of_one_that_is_not(tiny_model_folder: Path) -> None:
+    """In whatever order rows come, and whichever of them are wanted."""
+    runner = opened(tiny_model_folder).runner
+    sequences = [
+        PagedSequence(tokens=[7 + i, 9, 4], pages=[9 * i + 3, 9 * i + 1, 9 * i + 2]) for i in range(5)
+    ]
+    everybody = runner.forward(make_plan([Piece(sequence, 3) for sequence in sequences], 1))
+    for chosen in ([2], [4, 0], [1, 3, 2]):
+        for sequence in sequences:
+            sequence.computed = 2
+        pieces = [Piece(sequences[i], 1, wants_logits=i != 3) for i in chosen]
+        expected = everybody[[i for i in chosen if i != 3]]
+        torch.testing.assert_close(runner.forward(make_plan(pieces, 1)), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -95,9 +117,39 @@ def test_threads_are_set_only_when_asked(tiny_model_folder: Path, monkeypatch: p
     """The thread count belongs to the whole process."""
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     opened(tiny_model_folder)
     opened(tiny_model_folder, threads=1)
     assert asked == [1]
+
+
+@pytest.mark.parametrize(("alone_s", "few_threads"), [(1.05, 1), (1.2, 4)])
+def test_few_tokens_are_computed_on_one_thread_where_that_is_as_quick(
+    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, alone_s: float, few_threads: int
+) -> None:
+    """It is measured at start; larger steps, and the process after a step or a failed one, have all threads."""
+    runner = opened(tiny_model_folder).runner
+    threads, computing = [4], list[int]()
+
+    def computed(plan: BatchPlan) -> torch.Tensor:
+        computing.append(threads[-1])
+        return torch.zeros(1, 512)
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(runner, "_computed", computed)
+    monkeypatch.setattr(runner, "_least", lambda plan: alone_s if runner._few_alone else 1.0)
+    rates = runner.profile()
+    assert rates.decode_step_ms == (1050.0 if few_threads == 1 else 1000.0)
+    computing.clear()
+    tokens = PagedSequence(tokens=[5] * 5, pages=[1, 2, 3, 4, 5])
+    for new in (4, 5):
+        runner.forward(make_plan([Piece(tokens, new)], 1))
+    assert computing == [few_threads, 4]
+    monkeypatch.setattr(runner, "_computed", lambda plan: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        runner.forward(make_plan([Piece(tokens, 1)], 1))
+    assert threads[-1] == 4
 
 
 class CountedDevice:
@@ -110,7 +162,7 @@ class CountedDevice:
         monkeypatch.setattr(runner, "_device", torch.device("cuda", 0))
         # The arrays of a step must stay where the model is.
         own = StepTensors.of
-        monkeypatch.setattr(StepTensors, "of", lambda plan, _: own(plan, torch.device("cpu")))
+        monkeypatch.setattr(StepTensors, "of", lambda plan, _, least: own(plan, torch.device("cpu"), least))
 
     def _synchronize(self, device: torch.device) -> None:
         self.waits += 1

@@ -22,6 +22,7 @@ class AttentionBackend(Protocol):
     def forward(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """Attend with the rotated, unscaled queries ``q`` [T, num_heads, head_dim] of the prepared step.
 
-        Each token sees itself and all tokens before it in its own sequence. Returns [T, num_heads, head_dim], contiguous.
+        Each token sees itself and all tokens before it in its own sequence. Returns [T, num_heads, head_dim], contiguous. On a CPU
+        ``q`` may have further rows, which belong to no token: what is returned for them is finite, and means nothing.
         """
         ...

@@ -156,7 +156,7 @@ class DecodeGraphs:
 
     def _record(self, attention: AttentionBackend, device: GraphDevice, size: int) -> _Recorded:
         inputs = self._inputs[: 3 * size].view(3, size)
-        step = StepTensors(inputs[0], inputs[1], inputs[2], self._rows[:size])
+        step = StepTensors(inputs[0], inputs[1], inputs[2], self._rows[:size], num_logits=size)
         logits = self._logits[:size]
 
         def compute() -> None:

@@ -110,6 +110,8 @@ class PagedProducts:
         self._scratch = Scratch(pool.dtype, pool.device)
         heads, width = config.num_heads, config.num_kv_heads * config.head_dim
         self._wide_queries = torch.zeros(heads, width, dtype=pool.dtype, device=pool.device)
+        wide = self._wide_queries.view(self.kv_heads, self.group, self.kv_heads, self.head_dim)
+        self._wide_own = _own_heads(wide)
         self._exact = Scratch(torch.float32, pool.device)
         self.wide = self.kv_heads <= MAX_WIDE_HEADS
         """Whether ``one`` is the way for a single query alone."""
@@ -158,20 +160,20 @@ class PagedProducts:
         part = self._part(self._single_scores(q, kv, mask, self._scale * _LOG2_E), kv.values)
         return Part(part.values.view(q.shape), part.lse.view(q.shape[:2]))
 
-    def one(self, q: torch.Tensor, layer: int, slots: Slots) -> torch.Tensor:
-        """One query ``q`` [1, num_heads, head_dim] over ``slots``. Returns the same shape."""
+    def one(self, q: torch.Tensor, layer: int, slots: Slots, out: torch.Tensor) -> torch.Tensor:
+        """One query ``q`` [1, num_heads, head_dim] over ``slots``, into ``out`` of the same shape. Returns ``out``."""
         heads, width = self.kv_heads * self.group, self.kv_heads * self.head_dim
-        wide = self._wide_queries.view(self.kv_heads, self.group, self.kv_heads, self.head_dim)
-        diagonal = wide.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-        torch.mul(q.view(diagonal.shape), self._scale, out=diagonal)
+        own = self._wide_own
+        torch.mul(q.view(own.shape), self._scale, out=own)
         scores = self._scratch.take("scores", (heads, slots.count))
         keys = slots.take(self._pool.keys(layer), self._scratch, "taken").view(-1, width)
         torch.mm(self._wide_queries, keys.t(), out=scores)
         values = slots.take(self._pool.values(layer), self._scratch, "taken").view(-1, width)
         mixed = self._scratch.take("mixed", (heads, width))
         torch.mm(self._shares(scores), values, out=mixed)
-        own = mixed.view(wide.shape).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-        return own.reshape(q.shape)
+        by_head = mixed.view(self.kv_heads, self.group, self.kv_heads, self.head_dim)
+        out.view(own.shape).copy_(_own_heads(by_head))
+        return out
 
     def _by_head(self, name: str, source: torch.Tensor, slots: Slots, tokens: int) -> torch.Tensor:
         taken = slots.take(source, self._scratch, "taken").view(-1, tokens, self.kv_heads, self.head_dim)
@@ -224,3 +226,9 @@ class PagedProducts:
         mixed = self._scratch.take("mixed", (*weights.shape[:2], self.head_dim))
         torch.bmm(weights, values, out=mixed)
         return mixed
+
+
+def _own_heads(wide: torch.Tensor) -> torch.Tensor:
+    """Of ``wide`` [num_kv_heads, group, num_kv_heads, head_dim] what each query head has at its own KV head: a view of
+    [num_kv_heads, group, head_dim]."""
+    return wide.diagonal(dim1=0, dim2=2).permute(2, 0, 1)

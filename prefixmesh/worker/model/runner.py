@@ -27,6 +27,14 @@ corrects it, of which a worker that seems slow gets little."""
 
 PROFILE_DECODE_STEPS: Final = 4
 
+FEW_TOKENS: Final = 4
+"""Steps of at most so many new tokens may be computed on one thread: on a CPU such a step is read rather than multiplied, for which one
+core may do, and each of its thousand operations is so short that threads wait for each other longer than they work."""
+
+ALONE_LIMIT: Final = 1.1
+"""One thread does for such steps unless it takes more than so many times as long as all of them: it waits for nobody, which tells as
+soon as others want the cores, and leaves those to them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelRates:
@@ -55,6 +63,7 @@ class ModelRunner:
         self._adapters = adapters
         self._llama = Llama(config, weights, pool)
         self._graphs: DecodeGraphs | None = None
+        self._few_alone = False
 
     @torch.inference_mode()
     def forward(self, plan: BatchPlan) -> torch.Tensor:
@@ -95,7 +104,8 @@ class ModelRunner:
         return max(0.0, computed_s - replayed_s)
 
     def profile(self) -> ModelRates:
-        """Warm up and measure; takes about two seconds. Overwrites the first pages of the pool, so only before it is used."""
+        """Warm up and measure; takes about two seconds. Overwrites the first pages of the pool, so only before it is used. On a CPU
+        what it finds also decides whether steps of few tokens are computed on one thread from then on."""
         tokens = max(
             1, min(PROFILE_PROMPT_TOKENS, self.pool.total_tokens - 1, self.config.context_length - 1)
         )
@@ -103,16 +113,35 @@ class ModelRunner:
         self._timed(prompt)  # allocates and chooses kernels
         prefill_s = min(self._timed(prompt) for _ in range(PROFILE_PREFILLS))
         step = single_sequence_plan(tokens, 1, self.pool.page_size) if self.pool.total_tokens > 1 else prompt
-        self._timed(step)
-        decode_s = min(self._timed(step) for _ in range(PROFILE_DECODE_STEPS))
+        self._few_alone = False
+        decode_s = self._least(step)
+        if self._device.type == "cpu" and torch.get_num_threads() > 1:
+            self._few_alone = True
+            alone_s = self._least(step)
+            self._few_alone = alone_s <= ALONE_LIMIT * decode_s
+            decode_s = alone_s if self._few_alone else decode_s
         return ModelRates(prefill_tokens_per_s=tokens / prefill_s, decode_step_ms=decode_s * 1e3)
 
     @torch.inference_mode()
     def _compute(self, plan: BatchPlan) -> torch.Tensor:
+        if not self._few_alone or len(plan.token_ids) > FEW_TOKENS:
+            return self._computed(plan)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # both ways together half a microsecond
+        try:
+            return self._computed(plan)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _computed(self, plan: BatchPlan) -> torch.Tensor:
         self._backend.prepare(plan)
         assert plan.adapter_slots is None or self._adapters is not None
         lora = None if self._adapters is None else self._adapters.step(plan)
-        return self._llama(StepTensors.of(plan, self._device), self._backend, lora)
+        return self._llama(StepTensors.of(plan, self._device, self._llama.least_rows), self._backend, lora)
+
+    def _least(self, plan: BatchPlan) -> float:
+        self._timed(plan)  # allocates and chooses kernels
+        return min(self._timed(plan) for _ in range(PROFILE_DECODE_STEPS))
 
     def _timed(self, plan: BatchPlan, way: Callable[[BatchPlan], torch.Tensor] | None = None) -> float:
         started = time.perf_counter()

@@ -94,9 +94,11 @@ class TorchAttention:
         self._group_tokens = CPU_GROUP_TOKENS if pool.device.type == "cpu" else GPU_GROUP_TOKENS
         self._plain = _Work([], [])
         self._cascade: _Cascade | None = None
+        self._tokens = 0
 
     def prepare(self, plan: BatchPlan) -> None:
         """Work out what is shared, slots, blocks, groups and masks; O(tokens of KV read)."""
+        self._tokens = len(plan.token_ids)
         cascade = None if self._rule is None else build_cascade(plan, self._page_size, self._rule)
         if cascade is None:
             self._cascade = None
@@ -124,8 +126,13 @@ class TorchAttention:
         )
 
     def forward(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """[T, num_heads, head_dim] -> the same."""
+        """[T, num_heads, head_dim] -> the same; zeros for rows that are no token's."""
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if len(q) > self._tokens:
+            out[self._tokens :] = 0
+        if self._tokens == 1 and self._products.wide:
+            self._products.one(q[:1], layer, self._plain.singles[0].slots, out[:1])
+            return out
         by_head = out.view(len(q), self._products.kv_heads, -1, self._products.head_dim)
         for rows in self._plain.rows:
             kv = self._products.gather(layer, rows.slots, rows.tokens)
@@ -141,7 +148,7 @@ class TorchAttention:
 
     def _mixed(self, singles: _Singles, layer: int, q: torch.Tensor) -> torch.Tensor:
         if len(q) == 1 and self._products.wide:
-            return self._products.one(q, layer, singles.slots)
+            return self._products.one(q, layer, singles.slots, torch.empty_like(q))
         kv = self._products.gather(layer, singles.slots, singles.tokens)
         return self._products.singles(q, kv, singles.mask)
 
