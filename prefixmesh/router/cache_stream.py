@@ -27,7 +27,10 @@ from prefixmesh.worker_report import WorkerReport
 _log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S: Final = 0.1
-"""How often a worker is asked to report while there are few: other routers' requests are seen within two of these."""
+"""How often a worker is asked to report while there are few: other routers' requests are seen within one of these."""
+
+REPORTS_PER_INTERVAL: Final = 2
+"""Of a worker whose load changes all the time (``worker.worker_reports``)."""
 
 MAX_REPORTS_PER_S: Final = 2_000
 """Of all workers together: some 50 µs each, a tenth of a router's time."""
@@ -150,7 +153,7 @@ _PASSING: Final = frozenset({Need.SNAPSHOT.value, "UNAVAILABLE"})
 
 def report_interval_s(workers: int) -> float:
     """How often each of so many workers is to report."""
-    return max(REPORT_INTERVAL_S, workers / MAX_REPORTS_PER_S)
+    return max(REPORT_INTERVAL_S, REPORTS_PER_INTERVAL * workers / MAX_REPORTS_PER_S)
 
 
 def log_trust(core: RouterCore) -> None:

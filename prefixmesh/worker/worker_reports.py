@@ -18,12 +18,11 @@ REPORT_INTERVAL_S: Final = 0.5
 """Where the reader does not ask for another."""
 
 LEAST_REPORT_INTERVAL_S: Final = 0.05
-MOST_REPORT_INTERVAL_S: Final = 20.0
-"""Bounds of what may be asked for. A report costs the engine a question, and a reader hears from silence that a worker is gone. The most is
-what a router of 4,096 workers asks for, which takes 2,000 reports a second: ten of each worker's an interval, when all change all the time."""
+MOST_REPORT_INTERVAL_S: Final = 10.0
+"""Bounds of what may be asked for. A report costs the engine a question, and a reader hears from silence that a worker is gone."""
 
-BUNDLES_PER_INTERVAL: Final = 10
-"""A changing load is told so often: 50 ms after its last report where the interval is half a second."""
+BUNDLES_PER_INTERVAL: Final = 2
+"""A load that changes all the time is told so often: a reader of many workers knows by its interval how much it will get at most."""
 
 _NOTHING_TOLD: Final = Stats(
     running=0,

@@ -15,7 +15,7 @@ from tests.support.servers import Worker, eventually, scripted_worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="function")
 
-NEVER_MS = 20_000
+NEVER_MS = 10_000
 """Between two reports that nothing has caused: longer than any test."""
 
 BUNDLE_S = 0.05

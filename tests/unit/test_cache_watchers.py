@@ -27,6 +27,7 @@ from prefixmesh.worker.cache_watchers import (
 from prefixmesh.worker.front_load import FrontLoad
 from prefixmesh.worker.messages import CacheChange, CacheChanges, Stats
 from prefixmesh.worker.recent_stats import RecentStats
+from prefixmesh.worker.worker_reports import BUNDLES_PER_INTERVAL
 from prefixmesh.worker_report import WorkerReport
 from tests.support.cache_following import take_in
 from tests.support.scripted_engine import ScriptedEngine
@@ -193,7 +194,7 @@ async def test_report_tells_old_figures_while_the_engine_computes_a_long_step() 
 
 async def test_change_of_the_load_is_told_at_once_and_the_engines_own_figures_when_they_come() -> None:
     """The answer to a question from before the change is not what the change is waited for with."""
-    desk = Desk()
+    desk, interval_s = Desk(), 10.0
     questions: list[asyncio.Future[Stats]] = []
     figures = await desk.engine.stats()
 
@@ -207,13 +208,13 @@ async def test_change_of_the_load_is_told_at_once_and_the_engines_own_figures_wh
             await asyncio.sleep(0)
 
     desk.engine.stats = stats  # type: ignore[method-assign]
-    reader = desk.watchers.read((desk.publisher.epoch, 0), 10.0)
+    reader = desk.watchers.read((desk.publisher.epoch, 0), interval_s)
     assert await free_pages(reader) == 0
     await asyncio.sleep(0)
-    desk.now += 1.0
+    desk.now += interval_s / BUNDLES_PER_INTERVAL
     with desk.load.enter("r", RequestId("q"), 1):
         assert await free_pages(reader) == 0, "what the front knows itself waits for nobody"
-        desk.now += 1.0
+        desk.now += interval_s / BUNDLES_PER_INTERVAL
         await answer(1)
         waiting = asyncio.ensure_future(free_pages(reader))
         await asyncio.sleep(0)
