@@ -299,7 +299,7 @@ async def test_loopback_tenant_is_named_by_metadata() -> None:
 async def test_a_prompt_shorter_than_a_block_comes_back_to_the_same_worker() -> None:
     """It has no fingerprint, but where workers are equal its own name picks one; different short prompts take all of them."""
     async with running_router(3) as router:
-        for seed in range(12):
+        for seed in range(30):  # of so many, one worker gets none once in sixty thousand runs
             ids = [seed + 1, *range(100, 136)]
             first, again = [await router.generate(token_request(ids)) for _ in range(2)]
             assert again.started.worker_id == first.started.worker_id

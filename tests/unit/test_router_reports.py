@@ -166,6 +166,18 @@ def test_end_that_a_report_tells_first_is_the_only_one(scene: Scene) -> None:
     scene.core.check_invariants()
 
 
+def test_what_lingers_ends_with_the_report_that_names_the_request(scene: Scene) -> None:
+    """The stream ended first; the worker's events, and then the report, come a moment later. What it evicted meanwhile counts no more."""
+    placement = scene.core.route(prompt(unique(1, 640)), NOW)
+    scene.core.accepted(placement, 0, NOW)
+    scene.core.finished(placement, NOW)
+    scene.cache.report(NOW)
+    assert believed(scene.core, placement.request) == {"w0": 10}
+    scene.cache.store(placement.request.fingerprints[:4], NOW)
+    scene.cache.report(NOW, ended=(placement.request_id,))
+    assert (believed(scene.core, placement.request), len(scene.core.view.predictions)) == ({"w0": 4}, 0)
+
+
 def test_flush_of_a_busy_worker_changes_the_epoch_and_not_the_reservations(scene: Scene) -> None:
     """What runs goes on and will be cached; what was cached is gone."""
     old, running = prompt(unique(1, 640)), scene.direct(2)
