@@ -26,8 +26,8 @@ from prefixmesh.rpc.status import AnyContext
 from prefixmesh.ticket import Ticket, sign
 
 TICKET_VALID_S: Final = 10.0
-"""A caller uses its ticket at once, unless it must connect first (``rpc.channel.CONNECT_TIMEOUT_MS``). The rest is for clocks: a worker's may
-be some seconds ahead of this router's. So long, at most, the load of an unused ticket stays booked."""
+"""A caller uses its ticket at once, unless it must connect first (``rpc.channel.CONNECT_TIMEOUT_MS``). The rest is for clocks: how far
+a worker's is ahead was measured with what its answer took as the error. So long, at most, the load of an unused ticket stays booked."""
 
 MAX_OPEN_TICKETS: Final = 65_536
 """Tickets whose time is not over; each keeps a reservation of a few kilobytes. Five thousand a second is more than one router decides."""
@@ -130,7 +130,7 @@ class RouteService:
             incarnation=placement.incarnation,
             adapter_digest=prepared.route.adapter_digest,
             router_id=self._router_id,
-            expires_unix_ms=self._unix_ms() + round(TICKET_VALID_S * _MS),
+            expires_unix_ms=self._unix_ms() + placement.entry.clock_ahead_ms + round(TICKET_VALID_S * _MS),
             prompt_tokens=prepared.route.prompt_tokens,
             max_tokens=0 if most is None else max(1, most),  # 0 would set no limit
             branches=request.branches,

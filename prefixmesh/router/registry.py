@@ -141,6 +141,7 @@ class WorkerEntry:
     __slots__ = (
         "adapters",
         "awaits_first_report",
+        "clock_ahead_ms",
         "draining",
         "endpoint",
         "errors",
@@ -183,6 +184,9 @@ class WorkerEntry:
 
         self.awaits_first_report = False
         """Whether its stream has not brought a report yet: the first names everything of ours that runs there."""
+
+        self.clock_ahead_ms = 0
+        """By how much its wall clock is ahead of this router's, less what its answer took: tickets expire by the worker's."""
 
         self.totals = WorkerTotals()
         self.errors = WorkerErrors()

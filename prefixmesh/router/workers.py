@@ -30,6 +30,7 @@ from prefixmesh.router.routing import RouterCore
 from prefixmesh.rpc.channel import open_channel
 from prefixmesh.rpc.identity import AUTHORIZATION_METADATA
 from prefixmesh.rpc.status import from_rpc_error
+from prefixmesh.wall_clock import unix_ms
 
 _log = logging.getLogger(__name__)
 
@@ -119,6 +120,9 @@ class WorkerLink:
             raise from_rpc_error(error) from error
         if self._core.described(self.endpoint, facts_of(answer), _now()):
             _log.info("worker_new_life endpoint=%s incarnation=%016x", self.endpoint, answer.incarnation)
+        entry = self._core.registry.get(self.endpoint)
+        if entry is not None and answer.unix_ms:
+            entry.clock_ahead_ms = answer.unix_ms - unix_ms()
         self._on_news(self.endpoint)
 
     async def close(self) -> None:

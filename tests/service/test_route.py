@@ -9,6 +9,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from prefixmesh import wall_clock
 from prefixmesh.client import AsyncClient
 from prefixmesh.errors import (
     AuthenticationError,
@@ -31,6 +32,7 @@ from prefixmesh.rpc.identity import hash_key
 from prefixmesh.rpc.status import from_rpc_error
 from prefixmesh.ticket import TICKET_METADATA
 from prefixmesh.tokens import pack
+from prefixmesh.worker import control_service
 from tests.support.fake_worker import Script
 from tests.support.routed_worker import TEXT, router_before, scripted_model
 from tests.support.router_kit import Router, headers, running_router
@@ -141,6 +143,30 @@ async def test_late_ticket_is_expired(pair: Pair, monkeypatch: pytest.MonkeyPatc
     assert isinstance(
         await failure_of(pair.worker, tokens(pack([1])), with_ticket(answer)), ExpiredTicketError
     )
+
+
+@pytest.mark.parametrize("apart_ms", [600_000, -600_000])
+async def test_worker_whose_clock_is_apart_takes_tickets_and_lets_them_expire_as_others_do(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, apart_ms: int
+) -> None:
+    """F30: tickets expire by the clock that the worker tells of."""
+    monkeypatch.setattr(control_service, "unix_ms", lambda: wall_clock.unix_ms() + apart_ms)
+    inference = pair.worker.server._inference
+    assert inference is not None
+    callers = inference._callers
+    monkeypatch.setattr(callers, "_unix_ms", lambda: wall_clock.unix_ms() + apart_ms)
+    pool = pair.router.server._pool
+    assert pool is not None
+    await pool.describe_ready()
+    answer = await route(pair.router, tokens(pack([1])))
+    assert (
+        await pair.worker.generate(tokens(pack([1])), with_ticket(answer))
+    ).finished.usage.completion_tokens
+    late = await route(pair.router, tokens(pack([1])))
+    later_ms = apart_ms + round(1e3 * direct.TICKET_VALID_S) + 1_000
+    monkeypatch.setattr(callers, "_unix_ms", lambda: wall_clock.unix_ms() + later_ms)
+    error = await failure_of(pair.worker, tokens(pack([1])), with_ticket(late))
+    assert isinstance(error, ExpiredTicketError)
 
 
 async def test_load_of_a_direct_stream_is_the_workers_to_tell(pair: Pair) -> None:
