@@ -11,7 +11,13 @@ from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE, block_fingerprints
 from prefixmesh.cache.radix_cache import RadixCache
 from prefixmesh.cache.tier import Tier
 from prefixmesh.config import EngineConfig
-from prefixmesh.errors import AuthenticationError, InvalidRequestError, UnavailableError, UnsupportedError
+from prefixmesh.errors import (
+    AuthenticationError,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+    UnsupportedError,
+)
 from prefixmesh.ids import Namespace
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2 as control_pb
@@ -32,6 +38,10 @@ SMALL = EngineConfig(max_total_tokens=1200, max_running_requests=6, chunked_pref
 async def stage() -> AsyncIterator[FakeStage]:
     async with fake_worker(SMALL) as stage:
         yield stage
+
+
+LOG_EVENTS = 24
+"""Fewer than thirty prompts make, and more than one of them does."""
 
 
 def prompt(seed: int, size: int = 200) -> list[int]:
@@ -169,6 +179,30 @@ async def test_report_tells_of_load_and_pool(stage: FakeStage) -> None:
     assert pool.free_pages + pool.evictable_pages + pool.protected_pages == 1200
     assert (report.running_requests, report.queued_requests, report.uncached_tokens) == (0, 0, 0)
     follower.close()
+
+
+async def test_reader_that_does_not_read_holds_up_neither_the_engine_nor_other_readers(
+    stage: FakeStage,
+) -> None:
+    """What it has not taken is not kept for it either: it is told to begin anew when the log has left it behind."""
+    watchers = stage.worker.server._watchers
+    watchers._publisher._log._max_events = LOG_EVENTS
+    await ask(stage, prompt(0))
+    slow = watchers.read(None, 0.0)
+    await anext(slow)
+    quick = Follower(stage.worker)
+    for seed in range(30):
+        await ask(stage, prompt(seed))
+    await eventually(stage.is_quiet)
+    await quick.until(lambda: quick.view.blocks(Tier.DEVICE) == held(stage))
+    assert watchers._publisher.sequence > 2 * LOG_EVENTS
+    with pytest.raises(OverloadedError, match="begin anew"):
+        [news async for news in slow]
+    again = Follower(stage.worker)
+    await again.next_report()
+    assert again.view.blocks(Tier.DEVICE) == held(stage)
+    quick.close()
+    again.close()
 
 
 async def test_reader_ends_when_the_worker_stops(stage: FakeStage) -> None:
