@@ -1,6 +1,8 @@
 """Sampling: filters against a naive reading of their definitions, and independence of what shares the batch."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 import numpy as np
@@ -33,7 +35,7 @@ def params(
 
 PARAMS = st.builds(
     params,
-    temperature=st.sampled_from([0.0, 1e-40, 0.3, 1.0, 3.0, 100.0]),
+    temperature=st.sampled_from([0.0, 1e-60, 0.3, 1.0, 3.0, 100.0]),
     top_k=st.sampled_from([0, 1, 2, 7, 299, 300, 1000]),
     top_p=st.sampled_from([1e-9, 0.1, 0.5, 0.9, 0.999, 1.0]),
     min_p=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
@@ -109,6 +111,14 @@ def test_how_candidates_are_found_changes_no_token(
     """Narrow columns with a rest, a look that is too short, noise in small chunks, few rows at once."""
     logits = random_logits(len(rows), spread=spread)
     whole = sample(logits, [p for p, _ in rows], [index for _, index in rows]).token_ids
+    with small_looks():
+        for take in (sample_on_host, sample_on_device):
+            assert take(logits, [p for p, _ in rows], [index for _, index in rows]).token_ids == whole
+
+
+@contextmanager
+def small_looks() -> Iterator[None]:
+    """Bounds that make what is rare in a large vocabulary common in a small one."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
             "COLUMNS": 7, "COLUMNS_PER_RANK": 2, "LOOK": 3, "CHUNK": 7, "NARROW_ROWS": 2, "WIDE_ROWS": 1, "BUCKET_SHIFT": 22
@@ -116,8 +126,31 @@ def test_how_candidates_are_found_changes_no_token(
             patch.setattr(sampling_host, name, value)
         patch.setattr(sampling_device, "TOP_P_LOOKS", (2, 5))
         patch.setattr(sampling_device, "ROWS", 2)
+        yield
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        params(top_k=7),
+        params(top_p=0.5),
+        params(min_p=0.9),
+        params(top_k=30, top_p=0.5),
+        params(top_p=0.9, min_p=0.9),
+        params(top_k=30, min_p=0.9),
+    ],
+    ids=lambda p: f"k{p.top_k}-p{p.top_p}-m{p.min_p}",
+)
+def test_nothing_that_a_filter_drops_is_drawn(kind: EngineSampling) -> None:
+    """Of tokens that are nearly equally likely, where candidates are found that are none."""
+    logits = random_logits(1, spread=0.1)
+    rows = [msgspec.structs.replace(kind, seed=seed) for seed in range(120)]
+    kept = set(np.flatnonzero(probabilities(logits[0], kind)).tolist())
+    with small_looks():
         for take in (sample_on_host, sample_on_device):
-            assert take(logits, [p for p, _ in rows], [index for _, index in rows]).token_ids == whole
+            chosen = set(take(logits.expand(120, VOCAB).contiguous(), rows, [0] * 120).token_ids)
+            assert chosen <= kept
+            assert len(chosen) >= min(7, len(kept)) > 1
 
 
 def test_a_nucleus_that_the_last_bits_put_beyond_the_sum_keeps_everything() -> None:

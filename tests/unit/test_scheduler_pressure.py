@@ -58,6 +58,21 @@ def test_the_request_that_loses_least_is_preempted() -> None:
     assert bench.output("little") == expected_output([2] * 3, 8)
 
 
+def test_whoever_gave_way_comes_back_before_newcomers() -> None:
+    """Also before those that would find room at once: else it starves as long as small ones come."""
+    bench = Bench(total_pages=24, decode_room=0, chunk=64)
+    bench.submit("much", [1] * 14, max_tokens=8)
+    bench.submit("little", [2] * 3, max_tokens=8)
+    little = run_until_preempted(bench)
+    for number in range(3):
+        bench.submit(f"new{number}", [3 + number], max_tokens=1)
+    while little.phase is Phase.PREEMPTED:
+        assert bench.admitted() == ["much", "little"]
+        bench.step()
+    bench.run()
+    assert bench.admitted() == ["much", "little", "new0", "new1", "new2"]
+
+
 def test_the_cache_is_evicted_before_anyone_is_preempted() -> None:
     bench = Bench(total_pages=16, decode_room=0)
     bench.submit("old", [9] * 8, max_tokens=0)
