@@ -73,7 +73,7 @@ def test_views_equal_the_caches_of_real_engines_after_faults_of_a_few_seeds() ->
 
 @pytest.mark.slow
 def test_views_equal_the_caches_of_real_engines_after_any_faults() -> None:
-    scenes = [check_seed(seed, rounds=2) for seed in range(100, 106)]
+    scenes = [check_seed(seed, rounds=2) for seed in range(100, 104)]
     # Else nothing was tried.
     assert sum(scene.watch.streams for scene in scenes) > 2 * len(scenes)
     assert sum(asked.end == "broken" for scene in scenes for asked in scene.asked) > 0
