@@ -26,16 +26,17 @@ def build_engine(
     config: EngineConfig,
     progress: Callable[[str], None] | None = None,
     watch: Callable[[Runner], Runner] | None = None,
+    recorder: CacheRecorder | None = None,
 ) -> EngineCore:
     """Resolve the model (pulling a known one that is missing), load, size the pool, warm up and measure.
 
-    ``progress`` is told what happens, a line at a time. ``watch`` may put something around the runner, such as a clock. Raises
-    ConfigError and ModelFileError. Seconds; all of it is the model.
+    ``progress`` is told what happens, a line at a time. ``watch`` may put something around the runner, such as a clock, and
+    ``recorder`` stand for the engine's own. Raises ConfigError and ModelFileError. Seconds; all of it is the model.
     """
     files = resolve_model(config.model, progress)
     opened = open_model(files, config, progress)
     allocator = PageAllocator(opened.sums.num_pages)
-    recorder = CacheRecorder()
+    recorder = CacheRecorder() if recorder is None else recorder
     scheduler = Scheduler(
         SchedulerConfig(
             max_running_requests=config.max_running_requests,
