@@ -6,7 +6,7 @@ from typing import Final
 import click
 
 from prefixmesh.cli.bench_router_table import show
-from prefixmesh.cli.bench_table import bench_flags
+from prefixmesh.cli.bench_table import bench_flags, refuse_quick_check
 from prefixmesh.cli.terminal import print_note
 
 LEGEND: Final = """
@@ -33,5 +33,6 @@ def index(*, as_json: bool, check: bool, quick: bool, names: frozenset[str]) -> 
     from prefixmesh.bench.index_bench import run_index_bench
     from prefixmesh.bench.index_plan import FULL, QUICK
 
+    refuse_quick_check(check=check, quick=quick)
     report = run_index_bench(QUICK if quick else FULL, names, print_note)
     show(report, as_json=as_json, check=check, quick=quick, legend=LEGEND)

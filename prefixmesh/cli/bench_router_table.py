@@ -1,11 +1,12 @@
 """What ``bench index`` and ``bench route`` print: the table of the router's figures, what else was seen, and the verdict."""
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING
 
 import click
 
-from prefixmesh.cli.bench_table import amount, print_table, verdict
+from prefixmesh.cli.bench_table import amount, print_table, unjudged, verdict
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 def show(report: "Report", *, as_json: bool, check: bool, quick: bool, legend: str) -> None:
     """Print a report as JSON or as a table. Raises ClickException when ``check`` is set and figures were missed."""
+    if quick:
+        report = dataclasses.replace(report, results=unjudged(report.results))
     if as_json:
         from prefixmesh.bench.router_figures import as_json as to_json
 
