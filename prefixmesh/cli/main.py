@@ -36,6 +36,8 @@ class LazyCommand:
 COMMANDS: Final[Mapping[str, LazyCommand]] = {
     "up": LazyCommand("prefixmesh.cli.up:up", "Start a fleet: workers and a router, on Ray."),
     "status": LazyCommand("prefixmesh.cli.status:status", "Show the fleet and its workers."),
+    "workers": LazyCommand("prefixmesh.cli.workers:workers", "List, add, remove, drain and flush workers."),
+    "explain": LazyCommand("prefixmesh.cli.explain:explain", "Show what a prompt would cost on each worker."),
     "down": LazyCommand("prefixmesh.cli.down:down", "Stop the fleet that `up` started."),
     "generate": LazyCommand("prefixmesh.cli.generate:generate", "Answer one prompt."),
     "chat": LazyCommand("prefixmesh.cli.chat:chat", "Chat in the terminal."),

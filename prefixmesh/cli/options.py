@@ -63,6 +63,11 @@ _CONNECTION: Final = (
     click.option("--timeout", type=float, metavar="SECONDS", help="Longest time for one answer."),
 )
 _ANSWER: Final = (
+    click.option(
+        "--direct",
+        is_flag=True,
+        help="Stream from the worker itself, where it can be reached from here; else through the router.",
+    ),
     click.option("--system", metavar="TEXT", help="System prompt."),
     click.option("--model", help="Model by name. [default: the one that is served]"),
     click.option("--adapter", help="LoRA adapter by name."),
@@ -175,7 +180,11 @@ def open_client(values: Mapping[str, Any]) -> "Client":
     from prefixmesh.client import Client
 
     return Client(
-        values["address"], api_key=values["api_key"], tenant=values["tenant"], timeout_s=values["timeout"]
+        values["address"],
+        api_key=values["api_key"],
+        tenant=values["tenant"],
+        timeout_s=values["timeout"],
+        direct=values.get("direct", False),
     )
 
 
