@@ -19,6 +19,11 @@ def fleet_secret_file() -> Path:
     return home() / "fleet_secret"
 
 
+def router_state_file() -> Path:
+    """What the router of ``prefixmesh up`` remembers from one life to the next."""
+    return home() / "router_state.json"
+
+
 def fleet_state_file() -> Path:
     """The endpoints of the fleet that ``prefixmesh up`` started last."""
     return home() / "fleet.json"

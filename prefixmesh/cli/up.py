@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from prefixmesh import paths
 from prefixmesh.cache.namespace import Isolation
-from prefixmesh.config import RouterConfig, RoutingPolicy
+from prefixmesh.config import FILE_STATE, RouterConfig, RoutingPolicy
 from prefixmesh.rpc.until_signal import DEFAULT_GRACE_S
 from prefixmesh.worker.options import engine_config_from, engine_options
 
@@ -43,6 +44,11 @@ _ROUTER = RouterConfig(workers=("unused:1",))
     default="tenant",
     show_default=True,
     help="tenant keeps tenants' KV apart; shared makes all callers one trust domain.",
+)
+@click.option(
+    "--state",
+    metavar="memory://|file://PATH",
+    help="Where the router remembers workers that are added later.  [default: router_state.json in ~/.prefixmesh]",
 )
 @click.option(
     "--address",
@@ -103,10 +109,18 @@ def _request(options: dict[str, Any]) -> "FleetRequest":
         router_port=options["router_port"],
         metrics_port=options["metrics_port"],
         api_keys_file=options["api_keys_file"],
+        state=options["state"] or FILE_STATE + _state_file(options["address"]),
         isolation=options["isolation"],
         address=options["address"],
         start_timeout_s=options["start_timeout"],
     )
+
+
+def _state_file(ray_address: str | None) -> str:
+    """Where the router remembers: with this user's other files; through Ray's client, with those of the head's user."""
+    if ray_address is not None and ray_address.startswith("ray://"):
+        return "~/.prefixmesh/router_state.json"
+    return str(paths.router_state_file().absolute())
 
 
 def describe_fleet(state: "FleetState", *, is_detached: bool) -> str:

@@ -101,7 +101,8 @@ class RouterActor:
         return os.getpid()
 
     async def start(self) -> StartOutcome:
-        """Listen, and return once every worker is ready to be routed to."""
+        """Listen, and return once every worker of this fleet is ready to be routed to. Those that were added to an earlier router may come
+        later."""
         from prefixmesh.router.server import RouterServer
 
         try:
@@ -125,13 +126,13 @@ class RouterActor:
 
     async def _missing_workers(self, server: "RouterServer") -> str:
         """Wait until no worker is missing; what is wrong with those that still are after ``MEET_WORKERS_S``."""
-        registry = server.core.registry
+        own = [entry for entry in server.core.registry if entry.endpoint in self._config.workers]
         try:
             async with asyncio.timeout(MEET_WORKERS_S):
-                while len(registry.ready) < len(registry):  # noqa: ASYNC110  a registry is plain state, without news
+                while not all(entry.ready for entry in own):  # noqa: ASYNC110  a registry is plain state, without news
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
-            return "; ".join(f"{entry.name} {entry.problem}" for entry in registry if entry.problem)
+            return "; ".join(f"{entry.name} {entry.problem}" for entry in own if entry.problem)
         return ""
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from prefixmesh.cache.namespace import Isolation
-from prefixmesh.config import EngineConfig, RouterConfig, RoutingPolicy, WorkerConfig
+from prefixmesh.config import MEMORY_STATE, EngineConfig, RouterConfig, RoutingPolicy, WorkerConfig
 from prefixmesh.errors import ConfigError
 from prefixmesh.rpc.identity import is_loopback
 
@@ -45,6 +45,9 @@ class FleetRequest:
     """0 takes a free port."""
 
     api_keys_file: str | None = None
+    state: str = MEMORY_STATE
+    """Where the router remembers the workers that operators add; see ``RouterConfig.state``."""
+
     isolation: Isolation = "tenant"
     address: str | None = None
     """A Ray cluster to join (``auto``, ``HOST:PORT`` or ``ray://HOST:PORT``); None starts a local one that ends with the fleet."""
@@ -120,6 +123,7 @@ class FleetPlan:
             port=request.router_port,
             policy=request.policy,
             api_keys_file=request.api_keys_file,
+            state=request.state,
             isolation=request.isolation,
         )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from prefixmesh.adapter_names import split_adapter_setting
+from prefixmesh.config import FILE_STATE
 from prefixmesh.errors import ConfigError, InvalidRequestError
 from prefixmesh.fleet.plan import FleetRequest
 from prefixmesh.model_files.adapter_folder import AdapterRoot
@@ -23,7 +24,7 @@ _CLIENT_SCHEME: Final = "ray://"
 
 
 def check_request(request: FleetRequest) -> FleetRequest:
-    """``request`` with the paths of its keys file and adapter root made absolute, for an actor has a working folder of its own.
+    """``request`` with the paths of its keys file, state and adapter root made absolute, for an actor has a working folder of its own.
 
     Raises ConfigError for a package that is not installed, a keys file that cannot be read, an adapter root that is no folder and a router
     port that is taken. Reads one file and binds one socket for a moment.
@@ -34,11 +35,18 @@ def check_request(request: FleetRequest) -> FleetRequest:
         return request
     if request.router_port:
         _check_free(request.router_host, request.router_port)
+    request = dataclasses.replace(request, state=_absolute_state(request.state))
     if request.api_keys_file is None:
         return request
     path = Path(request.api_keys_file).expanduser().absolute()
     ApiKeys.from_file(path)
     return dataclasses.replace(request, api_keys_file=str(path))
+
+
+def _absolute_state(state: str) -> str:
+    if not state.startswith(FILE_STATE) or state == FILE_STATE:
+        return state
+    return f"{FILE_STATE}{Path(state.removeprefix(FILE_STATE)).expanduser().absolute()}"
 
 
 def check_adapters(request: FleetRequest) -> None:

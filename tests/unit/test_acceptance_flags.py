@@ -22,7 +22,7 @@ ENGINE = {
     "--eviction-policy": "lfu",
 }
 PROMISED = {
-    "up": {*ENGINE, "--workers", "--address", "--detach", "--disable-radix-cache"},
+    "up": {*ENGINE, "--workers", "--address", "--detach", "--disable-radix-cache", "--state"},
     "down": set[str](),
     "status": {"--address"},
     "generate": {"--tenant", "--extra-key"},

@@ -96,9 +96,15 @@ def test_a_cluster_that_may_grow_is_waited_for() -> None:
 
 def test_the_router_is_planned_from_the_request_and_the_addresses() -> None:
     """It serves the workers' model, by the policy that was asked for."""
-    request = FleetRequest(engine=EngineConfig(model="some/model"), policy="round_robin", router_port=8000)
+    request = FleetRequest(
+        engine=EngineConfig(model="some/model"),
+        policy="round_robin",
+        router_port=8000,
+        state="file:///state.json",
+    )
     config = plan_fleet(request, LAPTOP).router_config(["127.0.0.1:1", "127.0.0.1:2"])
     assert config.workers == ("127.0.0.1:1", "127.0.0.1:2")
+    assert config.state == "file:///state.json"
     assert (config.model, config.policy, config.host, config.port) == (
         "some/model",
         "round_robin",

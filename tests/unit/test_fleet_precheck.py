@@ -67,6 +67,14 @@ def test_a_keys_file_is_read_and_named_in_full(tmp_path: Path, monkeypatch: pyte
     assert check_request(FleetRequest(api_keys_file="keys")).api_keys_file == str(tmp_path / "keys")
 
 
+def test_a_relative_state_is_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router is an actor; memory is no file, and nonsense is left to who opens it."""
+    monkeypatch.chdir(tmp_path)
+    assert check_request(FleetRequest(state="file://state.json")).state == f"file://{tmp_path}/state.json"
+    for state in ("memory://", "file://"):
+        assert check_request(FleetRequest(state=state)).state == state
+
+
 def test_through_rays_client_the_routers_settings_are_its_nodes_business() -> None:
     """Its port and its files are on the cluster."""
     request = FleetRequest(address="ray://head:10001", api_keys_file="on/the/head", router_port=1)
