@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from prefixmesh.errors import DeviceLostError
 from prefixmesh.worker import engine_builder, engine_loop, engine_process
 from prefixmesh.worker.engine import EngineCore
 from prefixmesh.worker.engine_loop import CommandInbox, run_engine_loop
+from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.framing import FromEngine, Ready
 from prefixmesh.worker.messages import (
     Abort,
@@ -117,6 +119,33 @@ def test_stats_count_what_was_served() -> None:
     assert stats.decode_step_ms == pytest.approx(10.0)
     core.handle(Flush(), 0.0)
     assert core.stats().free_pages == core.stats().total_pages
+
+
+class NotedRates(EngineRates):
+    """Rates that keep what they were told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[dict[str, Any]] = []
+
+    def record(self, **step: Any) -> None:
+        self.told.append(step)
+
+
+def test_steps_are_rated_by_where_in_the_prompt_they_compute() -> None:
+    """In chunks, with decodes beside them, and behind a cached beginning: the squares add up to what was computed."""
+    bench, rates = Bench(chunk=5), NotedRates()
+    core = EngineCore(
+        info=ENGINE_INFO, scheduler=bench.scheduler, runner=bench.model, clock=Clock(), rates=rates
+    )
+    core.submit(submit_command("a", list(range(12)), max_tokens=8), 0.0)
+    for _ in range(3):
+        core.step(0.0)
+    assert [told["prefill_squares"] for told in rates.told] == [25, 75, 44]
+    core.submit(submit_command("b", [*range(8), 99, 98]), 0.0)
+    finish(core)
+    prefills = [told for told in rates.told[3:] if told["prefill_tokens"]]
+    assert [told["prefill_squares"] for told in prefills] == [10**2 - 8**2]
 
 
 def run_loop(core: EngineCore, inbox: CommandInbox) -> list[Event]:

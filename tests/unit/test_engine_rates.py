@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixmesh.worker.engine_rates import EngineRates
+from prefixmesh.worker.engine_rates import EngineRates, _Line
 
 LINEAR, QUADRATIC = 0.03, 1e-6
 """Milliseconds: at 30,000 tokens a token costs three times as much as at the beginning."""
@@ -66,6 +66,22 @@ def test_one_long_prompt_is_enough_to_see_growth() -> None:
     rates = EngineRates(prefill_tokens_per_s=1e3 * CHUNK / true_ms(0, CHUNK))
     prompt(rates, 16_384)
     assert told_ms(rates, 0, 16_384) == pytest.approx(true_ms(0, 16_384), rel=0.1)
+
+
+def test_chunks_that_are_nearly_alike_show_no_growth_however_they_differ_in_time() -> None:
+    """What twenty tokens more seem to cost must not be drawn out to thousands."""
+    rates = EngineRates()
+    for index in range(60):
+        prefill(rates, 0, CHUNK - 20 * (index % 2), slower=1.0 - 0.2 * (index % 2))
+    assert told_ms(rates, 0, 16_384) / 16_384 < 1.3 * told_ms(rates, 0, CHUNK) / CHUNK
+
+
+def test_line_that_would_begin_below_nothing_begins_at_nothing_and_keeps_its_mean() -> None:
+    line = _Line()
+    for context, cost in ((1_000.0, 0.01), (10_000.0, 0.02), (40_000.0, 2.0)):
+        line.add(1.0, context, cost)
+    assert line.start == 0.0
+    assert line.at(17_000.0) == pytest.approx(2.03 / 3)
 
 
 def test_profile_counts_until_there_is_traffic_and_gives_way_to_it() -> None:
