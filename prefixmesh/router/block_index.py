@@ -21,7 +21,7 @@ of a block that it does not know is no error.
 
 from array import array
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -94,7 +94,10 @@ class BlockIndex:
         # The order in which names came, from _oldest on.
         self._order = array("Q")
         self._oldest = 0
+        # What was asked for, and what was asked for since that was put together last.
         self._touched: dict[Fingerprint, None] = {}
+        self._asked: list[Sequence[Fingerprint]] = []
+        self._asked_blocks = 0
         self.dropped = 0
         """Blocks that went for want of room."""
 
@@ -189,10 +192,12 @@ class BlockIndex:
         return Matches(device.falls, total.falls)
 
     def touch(self, fingerprints: Sequence[Fingerprint]) -> None:
-        """A prompt has asked for these blocks: they stay longer. O(fingerprints)."""
-        if len(self._touched) > MAX_TOUCHED:
-            self._touched = {}
-        self._touched.update(dict.fromkeys(fingerprints))
+        """A prompt has asked for these blocks, which must not change any more: they stay longer. O(1); the next sweep that is over the bound
+        puts together what was asked for."""
+        if self._asked_blocks > MAX_TOUCHED:
+            self._touched, self._asked, self._asked_blocks = {}, [], 0
+        self._asked.append(fingerprints)
+        self._asked_blocks += len(fingerprints)
 
     def sweep(self, at_most: int = SWEEP_BLOCKS) -> bool:
         """Look at the blocks that came first: drop what nobody holds, and, over the bound, what nobody asked for. O(at_most).
@@ -202,6 +207,9 @@ class BlockIndex:
         names = self._order[self._oldest : self._oldest + at_most]
         shards, sets = self._shards, self._sets
         stay = array("Q")
+        if self._asked and self._count > self._max_blocks:
+            self._touched.update(dict.fromkeys(chain.from_iterable(self._asked)))
+            self._asked = []
         looked_at = len(names)
         for place, fingerprint in enumerate(names):
             name = Fingerprint(fingerprint)

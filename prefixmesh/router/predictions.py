@@ -95,8 +95,12 @@ class Predictions:
 
     def _add(self, slot: int, fingerprints: Sequence[Fingerprint]) -> None:
         masks, counts, bit = self._masks, self._counts, 1 << slot
-        for name in fingerprints:
-            mask = masks.get(name, 0)
+        for place, name in enumerate(fingerprints):
+            mask = masks.get(name)
+            if mask is None:
+                # Whole prefixes are expected: behind the first block that nobody expects there is none.
+                masks.update(dict.fromkeys(fingerprints[place:], bit))
+                return
             if mask & bit:
                 counts[name, slot] = counts.get((name, slot), 1) + 1
             else:

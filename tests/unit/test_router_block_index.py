@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from prefixmesh.cache.tier import Tier
 from prefixmesh.ids import Fingerprint
+from prefixmesh.router import block_index
 from prefixmesh.router.block_index import STRETCH, BlockIndex, Fall, Matches
 from prefixmesh.router.holder_sets import NOBODY, HolderSets
 
@@ -24,6 +25,20 @@ def test_beyond_the_bound_blocks_go_in_the_order_in_which_they_came() -> None:
             pass
     assert (len(index), index.dropped) == (100, 900)
     assert index.held(slot, Tier.DEVICE) == set(names(900, 100))
+
+
+def test_what_is_remembered_to_have_been_asked_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound it begins anew: what was asked for long ago has no chance left, what was asked for last has."""
+    monkeypatch.setattr(block_index, "MAX_TOUCHED", 15)
+    index = BlockIndex(max_blocks=100)
+    slot = index.open_slot()
+    index.stored(slot, Tier.DEVICE, names(0, 100))
+    index.touch(names(0, 20))
+    index.touch(names(30, 2))
+    index.stored(slot, Tier.DEVICE, names(200, 50))
+    while not index.sweep():
+        pass
+    assert index.held(slot, Tier.DEVICE) == set(names(30, 2) + names(52, 48) + names(200, 50))
 
 
 def test_a_full_index_that_looks_at_few_blocks_at_a_time_keeps_the_order_too() -> None:
