@@ -142,7 +142,7 @@ def test_steps_are_rated_by_where_in_the_prompt_they_compute() -> None:
     for _ in range(3):
         core.step(0.0)
     assert [told["prefill_squares"] for told in rates.told] == [25, 75, 44]
-    core.submit(submit_command("b", [*range(8), 99, 98]), 0.0)
+    core.submit(submit_command("b", [*range(8), 20, 21]), 0.0)
     finish(core)
     prefills = [told for told in rates.told[3:] if told["prefill_tokens"]]
     assert [told["prefill_squares"] for told in prefills] == [10**2 - 8**2]
