@@ -190,6 +190,9 @@ class RouterConfig:
     spill_weight: float = DEFAULT_SPILL_WEIGHT
     """λ of the cost: how much the work a choice adds for everyone else counts beside the request's own wait."""
 
+    affinity_ms: float = 0.0
+    """Milliseconds by which the worker of a session's last request is preferred where the cost hardly tells workers apart; 0: not at all."""
+
     slow_start_s: float = DEFAULT_SLOW_START_S
     """For so long a worker that joins is fed at a rate that grows (policy ``cost`` only); 0 lets the cost decide at once."""
 
@@ -223,6 +226,8 @@ class RouterConfig:
                 raise ConfigError(f"workers must be host:port each, got {address!r}")
         if not 0 <= self.spill_weight < math.inf:  # NaN, which compares false to everything, is refused too
             raise ConfigError(f"spill_weight must be a number from 0 on, got {self.spill_weight}")
+        if not 0 <= self.affinity_ms < math.inf:
+            raise ConfigError(f"affinity_ms must be milliseconds from 0 on, got {self.affinity_ms}")
         if not 0 <= self.slow_start_s < math.inf:
             raise ConfigError(f"slow_start_s must be seconds from 0 on, got {self.slow_start_s}")
         for name in ("block_size", "max_tree_blocks", "answer_memory_bytes"):

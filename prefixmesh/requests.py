@@ -51,6 +51,7 @@ MAX_QUEUE_TIMEOUT_MS: Final = 3_600_000
 
 MAX_EXTRA_KEY_BYTES: Final = 1024
 MAX_REQUEST_ID_BYTES: Final = 256
+MAX_SESSION_BYTES: Final = 256
 MAX_CHAT_MESSAGES: Final = 4096
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -217,12 +218,16 @@ class GenerateRequest:
     queue_timeout_ms: int = 0
     """Most milliseconds to wait for the first admission to a batch; 0 leaves it to the worker's own limit."""
 
+    session: str = ""
+    """The caller's name for requests that belong together: a router may send them to one worker where nothing else tells workers apart."""
+
     client_request_id: str = ""
     """The caller's own id, for logs only; two requests may carry the same."""
 
     def __post_init__(self) -> None:
         _at_most("extra_key", _utf8_size(self.extra_key), MAX_EXTRA_KEY_BYTES, "bytes")
         _at_most("request_id", _utf8_size(self.client_request_id), MAX_REQUEST_ID_BYTES, "bytes")
+        _at_most("session", _utf8_size(self.session), MAX_SESSION_BYTES, "bytes")
         _in_range("branches", self.branches, 1, MAX_BRANCHES)
         _in_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         _in_range("queue_timeout_ms", self.queue_timeout_ms, 0, MAX_QUEUE_TIMEOUT_MS)

@@ -106,6 +106,10 @@ class GenerateOptions(TypedDict, total=False):
     extra_key: str
     """Narrows the sharing of cached prefixes within the caller's tenant. Any string of at most 1,024 bytes."""
 
+    session: str
+    """Your name for requests that belong together, such as the turns of a conversation: a router that is set to sends them to one worker where
+    nothing else tells workers apart. At most 256 bytes."""
+
     request_id: str
     """The caller's own id, for the servers' logs."""
 
@@ -149,6 +153,7 @@ def build_generate(
     model: str = "",
     adapter: str = "",
     extra_key: str = "",
+    session: str = "",
     request_id: str = "",
 ) -> pb.GenerateRequest:
     """The message of a Generate call; raises InvalidRequestError naming the field that breaks a limit."""
@@ -181,6 +186,7 @@ def build_generate(
         branches=check_integer("branches", branches),
         priority=check_integer("priority", priority),
         queue_timeout_ms=check_integer("queue_timeout_ms", queue_timeout_ms),
+        session=check_text("session", session),
         client_request_id=check_text("request_id", request_id),
     )
     message = codec.encode_generate(request)

@@ -114,7 +114,7 @@ class DirectPlan:
         sent.CopyFrom(self._request)
         if answer.prompt_ids:
             sent.tokens.ids = answer.prompt_ids
-        sent.model = sent.extra_key = ""
+        sent.model = sent.extra_key = sent.session = ""
         return sent
 
     def ticket(self) -> tuple[tuple[str, bytes], ...]:

@@ -44,6 +44,7 @@ def decode_generate(message: pb.GenerateRequest) -> GenerateRequest:
         branches=message.branches or 1,  # absent, and from callers of before there were branches
         priority=message.priority,
         queue_timeout_ms=message.queue_timeout_ms,
+        session=message.session,
         client_request_id=message.request_id,
     )
 
@@ -74,6 +75,7 @@ def _encode_generate(request: GenerateRequest) -> pb.GenerateRequest:
         branches=request.branches if request.branches > 1 else 0,
         priority=request.priority,
         queue_timeout_ms=request.queue_timeout_ms,
+        session=request.session,
         sampling=pb.Sampling(
             temperature=sampling.temperature,
             top_k=sampling.top_k,

@@ -48,6 +48,13 @@ _DEFAULTS: Final = RouterConfig(workers=("localhost:1",))  # any address: only t
     help="How much work added for others counts beside a request's own wait.",
 )
 @click.option(
+    "--affinity-ms",
+    type=float,
+    default=_DEFAULTS.affinity_ms,
+    show_default=True,
+    help="Prefer the worker of a session's last request by so much, among workers that differ little.",
+)
+@click.option(
     "--slow-start-s",
     type=float,
     default=_DEFAULTS.slow_start_s,

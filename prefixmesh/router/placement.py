@@ -11,6 +11,7 @@ from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.predictions import Prediction
 from prefixmesh.router.registry import WorkerEntry
 from prefixmesh.router.reservation import Reservation
+from prefixmesh.router.sessions import NO_SESSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,9 @@ class RouteRequest:
 
     adapter_digest: str = ""
     """The content that the fingerprints were made with: only workers that have it under that name may compute."""
+
+    session: int = NO_SESSION
+    """A number for the caller's session (``sessions.session_name``)."""
 
     @property
     def most_tokens(self) -> int:

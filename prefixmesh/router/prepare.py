@@ -19,6 +19,7 @@ from prefixmesh.requests import (
 )
 from prefixmesh.router.model import RouterModel
 from prefixmesh.router.placement import RouteRequest
+from prefixmesh.router.sessions import session_name
 from prefixmesh.rpc.channel import MAX_MESSAGE_BYTES
 from prefixmesh.text.prompt_threads import PromptThreads
 from prefixmesh.text.prompts import BuiltPrompt
@@ -175,6 +176,7 @@ class RequestPreparer:
                 whole_name=whole[0],
                 adapter=request.adapter,
                 adapter_digest=adapter_digest,
+                session=session_name(namespace, request.session),
             ),
             message=message,
         )

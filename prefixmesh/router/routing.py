@@ -28,6 +28,7 @@ from prefixmesh.router.placement import Explanation, Placement, PrefillCurve, Ro
 from prefixmesh.router.policy import PolicyConfig, prefix_key
 from prefixmesh.router.registry import Expected, WorkerEntry, WorkerFacts, WorkerRegistry
 from prefixmesh.router.reservation import ReservationState
+from prefixmesh.router.sessions import Sessions
 from prefixmesh.router.slow_start import SlowStart
 from prefixmesh.router.worker_view import Need
 from prefixmesh.served_model import shown_name
@@ -65,6 +66,7 @@ class RouterCore:
         self._draw = draw
         self._turn = 0
         self._newcomers = SlowStart(policy.slow_start_s if policy.policy == "cost" else 0.0)
+        self._sessions = Sessions()
         self._placements: dict[RequestId, Placement] = {}
         # When tickets end, earliest first.
         self._tickets: list[tuple[float, RequestId]] = []
@@ -184,6 +186,8 @@ class RouterCore:
             raise self._no_candidate_error(exclude)
         self._turn += decision.was_tie
         self._newcomers.taken(decision.row)
+        if self._policy.affinity_ms:
+            self._sessions.went(request.session, self.fleet.at_row(decision.row).endpoint)
         self.view.index.touch(request.fingerprints)
         expires_at = None if valid_s is None else now + valid_s
         return self._place(request, decision, request_id or self._new_id(), now, expires_at)
@@ -290,8 +294,17 @@ class RouterCore:
             request.most_tokens,
             request.branches,
             self.fleet.rows_without_resident(request.adapter_digest) if request.adapter else None,
+            home_row=self._home_row(request.session),
             prefix_key=prefix_key(request.fingerprints, request.whole_name),
         )
+
+    def _home_row(self, session: int) -> int | None:
+        """Where a session was before, for a router that draws sessions back."""
+        if not self._policy.affinity_ms:
+            return None
+        last = self._sessions.last(session)
+        entry = None if last is None else self.registry.get(last)
+        return None if entry is None else entry.row
 
     def _decide(
         self, request: RouteRequest, allowed: Mask | None, matches: MatchedTokens, demand: Demand

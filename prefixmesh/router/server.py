@@ -160,7 +160,10 @@ class RouterServer:
                 block_size=config.block_size,
             ),
             PolicyConfig(
-                policy=config.policy, spill_weight=config.spill_weight, slow_start_s=config.slow_start_s
+                policy=config.policy,
+                spill_weight=config.spill_weight,
+                affinity_ms=config.affinity_ms,
+                slow_start_s=config.slow_start_s,
             ),
             block_size=config.block_size,
             max_tree_blocks=config.max_tree_blocks,

@@ -66,6 +66,7 @@ REQUESTS = st.builds(
     model=TEXTS,
     adapter=TEXTS,
     extra_key=TEXTS,
+    session=TEXTS,
     resumed_output=st.binary().map(lambda data: data[: len(data) // 4 * 4]),
     priority=st.integers(-100, 100),
     queue_timeout_ms=st.integers(0, 3_600_000),
