@@ -124,6 +124,9 @@ async def test_ticket_admits_what_was_routed_and_no_more(pair: Pair) -> None:
     await pair.worker.generate(asked, with_ticket(await route(pair.router, asked)))
     nothing = tokens(pack([1, 2]), sampling=pb.Sampling(max_tokens=0))
     await pair.worker.generate(nothing, with_ticket(await route(pair.router, nothing)))
+    answer = await route(pair.router, nothing)
+    longer = tokens(pack([1, 2]), sampling=pb.Sampling(max_tokens=2))
+    assert isinstance(await failure_of(pair.worker, longer, with_ticket(answer)), TicketLimitError)
 
 
 async def test_changed_ticket_is_forged(pair: Pair) -> None:

@@ -33,6 +33,7 @@ def prompt(rng: random.Random, tokens: int) -> list[int]:
     return [rng.randrange(VOCABULARY) for _ in range(tokens)]
 
 
+@pytest.mark.slow
 async def test_unique_prompts_are_shared_out_evenly(is_direct: bool) -> None:
     """200 of them, 32 at once, two workers: each gets 40 to 60 % (F2). Afterwards no load is left."""
     rng = random.Random(2)
@@ -49,6 +50,7 @@ async def test_unique_prompts_are_shared_out_evenly(is_direct: bool) -> None:
         await eventually(lambda: router.loads() == [0, 0])
 
 
+@pytest.mark.slow
 async def test_burst_with_one_new_prefix_settles_on_few(is_direct: bool) -> None:
     """32 at once with the same new 4,000 tokens and tails of 200, four empty workers, none of which answers before all have been sent: at most
     two compute the prefix, and nobody gets more than 60 % (F6)."""
@@ -120,6 +122,36 @@ async def test_cancelled_streams_leave_no_load(pair: TimedFleet, is_direct: bool
         await pair.until_idle()
 
 
+async def test_removing_a_worker_harms_no_stream_and_no_count(is_direct: bool) -> None:
+    """Ten streams run on, whatever the path; added again, a worker's load counts only what is new, and never falls below 0 (F14, F31)."""
+    script = Script()
+    script.before_delta.shut()
+    async with (
+        running_router(1, script=script) as router,
+        AsyncClient(router.address, direct=is_direct) as client,
+    ):
+        address = router.workers[0].address
+        streams = [client.stream([number, 2, 3]) for number in range(10)]
+        for stream in streams:
+            await anext(stream)
+        assert router.loads() == [10]
+        assert router.server.remove_worker(address)
+        assert router.server.add_worker(address)
+        assert not router.server.add_worker(address)
+        await router.until_ready(1)
+        assert router.loads() == [0]
+        later = client.stream([99, 2, 3])
+        await anext(later)
+        assert router.loads() == [1]
+        script.before_delta.open()
+        for stream in streams:
+            assert len((await stream.collect()).token_ids) == 4
+        await later.collect()
+        await eventually(lambda: router.loads() == [0])
+        router.server.core.check_invariants()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_worker_that_dies_ends_its_reservations(
     pair: TimedFleet, is_direct: bool, when: str, monkeypatch: pytest.MonkeyPatch
