@@ -9,9 +9,9 @@ A worker whose cache tells nothing (``hash``) is known by this alone. What was s
 from there.
 """
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from prefixmesh.ids import Fingerprint
 from prefixmesh.router.predictions import Prediction, Predictions
@@ -26,69 +26,90 @@ BELIEF_BLOCKS: Final = 16_384
 """A million tokens of 64 a block, some 2 MB here. What such a cache really holds, nobody knows."""
 
 
+class _Left(NamedTuple):
+    """What one request has left."""
+
+    until: float
+    prompt: Prediction
+    after: tuple[Prediction, ...]
+    """Of each answer, the blocks that come after the prompt's."""
+
+    @property
+    def blocks(self) -> int:
+        return sum(len(prediction.fingerprints) for prediction in (self.prompt, *self.after))
+
+
 class Lingering:
     """What ended requests have left at one worker, oldest first. Not thread-safe.
 
     A prediction may also be ended by others (the worker's life is over): that is no error, and it is dropped in its time.
     """
 
-    __slots__ = ("_blocks", "_by_request", "_kept", "_predictions", "tells")
+    __slots__ = ("_blocks", "_left", "_predictions", "tells")
 
     def __init__(self, predictions: Predictions) -> None:
         self._predictions = predictions
-        # Due times grow from left to right, but for a change of ``tells``, which only makes some stay longer than they must.
-        self._kept: deque[tuple[float, str, Prediction]] = deque()
-        self._by_request: dict[str, list[Prediction]] = {}
+        # By request, in the order of their ends.
+        self._left: OrderedDict[str, _Left] = OrderedDict()
         self._blocks = 0
         self.tells = True
         """Whether the worker tells of its blocks."""
 
     def __len__(self) -> int:
-        return len(self._kept)
+        """Requests that have left something."""
+        return len(self._left)
 
-    def keep(self, request_id: str, predictions: Iterable[Prediction], now: float) -> None:
-        """Let these predictions of an ended request stay for a while. O(predictions), and O(blocks) of those that must go for them."""
-        until = now + (LINGER_S if self.tells else BELIEF_S)
-        for prediction in predictions:
-            self._kept.append((until, request_id, prediction))
-            self._by_request.setdefault(request_id, []).append(prediction)
-            self._blocks += len(prediction.fingerprints)
+    def keep(self, request_id: str, prompt: Prediction, after: Iterable[Prediction], now: float) -> None:
+        """Let stay for a while what an ended request has left: its prompt's blocks, and ``after`` them those of its answers. O(answers), and
+        O(blocks) of those that must go for them."""
+        self._drop(request_id)
+        left = _Left(now + (LINGER_S if self.tells else BELIEF_S), prompt, tuple(after))
+        self._left[request_id] = left
+        self._blocks += left.blocks
         while self._blocks > BELIEF_BLOCKS:
-            self._drop_oldest()
+            self._drop(next(iter(self._left)))
 
     def told(self, request_ids: Collection[str]) -> None:
         """The worker has said that these have ended, and before that what they left. O(ids + their blocks)."""
-        if not self.tells:
-            return
-        for request_id in request_ids:
-            for prediction in self._by_request.get(request_id, ()):
-                self._predictions.end(prediction)
+        if self.tells:
+            for request_id in request_ids:
+                self._drop(request_id)
 
     def expire(self, now: float) -> None:
         """End what has stayed long enough. O(1) for each."""
-        while self._kept and self._kept[0][0] <= now:
-            self._drop_oldest()
+        while self._left:
+            request_id, oldest = next(iter(self._left.items()))
+            if oldest.until > now:
+                return
+            self._drop(request_id)
 
     def take_back(self, fingerprints: Sequence[Fingerprint], keep: int) -> None:
         """A request found only ``keep`` leading blocks of its prompt: what goes on from there is not believed any more. O(len)."""
         if self.tells or keep >= len(fingerprints):
             return
         missing = fingerprints[keep]
-        for _, _, prediction in self._kept:
-            names = prediction.fingerprints
-            if len(names) > keep and names[keep] == missing:
-                self._predictions.end(prediction)
+        for left in self._left.values():
+            begins = len(left.prompt.fingerprints)
+            is_in_prompt = _has_at(left.prompt, keep, missing)
+            if is_in_prompt:
+                self._predictions.end(left.prompt)
+            for prediction in left.after:
+                if is_in_prompt or _has_at(prediction, keep - begins, missing):
+                    self._predictions.end(prediction)
 
     def clear(self) -> None:
         """End all. O(their blocks)."""
-        while self._kept:
-            self._drop_oldest()
+        for request_id in tuple(self._left):
+            self._drop(request_id)
 
-    def _drop_oldest(self) -> None:
-        _, request_id, prediction = self._kept.popleft()
-        self._predictions.end(prediction)
-        self._blocks -= len(prediction.fingerprints)
-        of_request = self._by_request[request_id]
-        of_request.remove(prediction)
-        if not of_request:
-            del self._by_request[request_id]
+    def _drop(self, request_id: str) -> None:
+        left = self._left.pop(request_id, None)
+        if left is not None:
+            self._blocks -= left.blocks
+            for prediction in (left.prompt, *left.after):
+                self._predictions.end(prediction)
+
+
+def _has_at(prediction: Prediction, place: int, name: Fingerprint) -> bool:
+    names = prediction.fingerprints
+    return 0 <= place < len(names) and names[place] == name

@@ -31,7 +31,8 @@ class Predictions:
         self._masks: dict[Fingerprint, int] = {}
         # How many requests expect a block at a slot, where it is more than one.
         self._counts: dict[tuple[Fingerprint, int], int] = {}
-        self._open: dict[int, set[Prediction]] = {}
+        # In the order in which they were made: what goes on from a prediction comes after it.
+        self._open: dict[int, dict[Prediction, None]] = {}
 
     @property
     def masks(self) -> Mapping[Fingerprint, int]:
@@ -43,10 +44,11 @@ class Predictions:
         return sum(map(len, self._open.values()))
 
     def expect(self, slot: int, fingerprints: Sequence[Fingerprint]) -> Prediction:
-        """A request with these blocks, from the prompt's first on, goes to ``slot``. O(fingerprints)."""
+        """A request with these blocks goes to ``slot``: from the prompt's first on, or going on from those of another prediction there
+        that ends no sooner. O(fingerprints)."""
         self._add(slot, fingerprints)
         prediction = Prediction(slot, fingerprints)
-        self._open.setdefault(slot, set()).add(prediction)
+        self._open.setdefault(slot, {})[prediction] = None
         return prediction
 
     def end(self, prediction: Prediction) -> None:
@@ -55,7 +57,7 @@ class Predictions:
             return
         prediction.has_ended = True
         slot = prediction.slot
-        self._open[slot].remove(prediction)
+        del self._open[slot][prediction]
         if not self._open[slot]:
             del self._open[slot]
         for name in prediction.fingerprints:

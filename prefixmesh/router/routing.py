@@ -9,7 +9,6 @@ they have to do is known from their reports and this router's own reservations (
 itself is moved by the worker's reports alone.
 """
 
-import heapq
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
@@ -22,24 +21,19 @@ from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.fleet_columns import Mask
 from prefixmesh.router.fleet_state import FleetState
 from prefixmesh.router.fleet_view import FleetView
-from prefixmesh.router.lingering import Lingering
 from prefixmesh.router.matched_tokens import MatchedTokens
 from prefixmesh.router.placement import Explanation, Placement, PrefillCurve, RouteRequest
+from prefixmesh.router.placements import Placements
 from prefixmesh.router.policy import PolicyConfig, prefix_key
 from prefixmesh.router.registry import Expected, WorkerEntry, WorkerFacts, WorkerRegistry
-from prefixmesh.router.reservation import ReservationState
 from prefixmesh.router.sessions import Sessions
 from prefixmesh.router.slow_start import SlowStart
 from prefixmesh.router.worker_view import Need
 from prefixmesh.served_model import shown_name
 from prefixmesh.worker_report import WorkerReport
 
-LATE_REPORT_S: Final = 1.0
-"""How much later than its ticket's end a request may be reported as taken in: it was, and the report is on its way."""
-
-LOST_AFTER_S: Final = 10.0
-"""A worker that could not be reached for so long has died for the requests whose callers stream from it: nobody tells of them any more. A
-connection that only broke is back within seconds."""
+GATHER_S: Final = 5.0
+"""Who is heard of for the first time in so long a beginning of the router's is no newcomer: all workers are new to a new router."""
 
 _DRAWING: Final = frozenset({"random", "power_of_two"})
 
@@ -67,11 +61,8 @@ class RouterCore:
         self._turn = 0
         self._newcomers = SlowStart(policy.slow_start_s if policy.policy == "cost" else 0.0)
         self._sessions = Sessions()
-        self._placements: dict[RequestId, Placement] = {}
-        # When tickets end, earliest first.
-        self._tickets: list[tuple[float, RequestId]] = []
-        # Since when workers with open reservations have not been reached.
-        self._away: dict[WorkerEntry, float] = {}
+        self._placements = Placements(self.fleet)
+        self._began: float | None = None
 
     def __repr__(self) -> str:
         return f"RouterCore({len(self._placements)} placed, {self.fleet!r})"
@@ -99,24 +90,24 @@ class RouterCore:
     @property
     def open_tickets(self) -> int:
         """Tickets that were given and whose time is not over."""
-        return len(self._tickets)
+        return self._placements.open_tickets
 
     def placed_by_ticket(self, request_id: RequestId) -> Placement | None:
         """A request whose caller streams from the worker itself, for as long as it is not known to have ended; None for any other."""
-        placement = self._placements.get(request_id)
-        return None if placement is None or placement.expires_at is None else placement
+        return self._placements.by_ticket(request_id)
 
     # What is heard of workers.
 
     def add_worker(self, endpoint: Endpoint, now: float) -> bool:
         """Know a worker; False when it was known already."""
+        self._began = now if self._began is None else self._began
         return self.fleet.add(endpoint, now)
 
     def remove_worker(self, endpoint: Endpoint) -> bool:
         """Forget a worker and what it held; False when it was not known."""
         entry = self.registry.get(endpoint)
         if entry is not None:
-            self._abandon_direct(entry)
+            self._placements.abandon(entry)
             self._newcomers.left(entry.row)
         return self.fleet.remove(endpoint)
 
@@ -124,8 +115,9 @@ class RouterCore:
         """Take over what a worker told; True when it is a new life, of which nothing is believed yet."""
         entry = self.registry.get(endpoint)
         if entry is not None and entry.load.incarnation != facts.incarnation:
-            self._abandon_direct(entry)
-            self._newcomers.joined(entry.row, now)
+            self._placements.abandon(entry)
+            if self._began is not None and now - self._began >= GATHER_S:
+                self._newcomers.joined(entry.row, now)
         return self.fleet.described(endpoint, facts, now)
 
     def health_changed(self, endpoint: Endpoint, *, serving: bool) -> None:
@@ -154,11 +146,7 @@ class RouterCore:
         entry = self.registry.get(endpoint)
         if entry is None:
             return
-        for request_id in report.ended:
-            self._end_as_reported(entry, request_id)
-        if entry.awaits_first_report:
-            entry.awaits_first_report = False
-            self._end_what_is_gone(entry, frozenset(report.accepted))
+        self._placements.on_report(entry, report)
         self.fleet.on_report(entry, report)
 
     # What happens to requests.
@@ -222,8 +210,9 @@ class RouterCore:
         entry.errors.cached_tokens.add(placement.predicted_cached_tokens, cached_tokens)
         placement.reservation.accept(placement.curve.cost_ms(cached_tokens, request.prompt_tokens))
         self.fleet.tell_load(entry)
-        if cached_tokens < placement.predicted_cached_tokens and self._is_current(placement):
-            self._lingering(placement).take_back(request.fingerprints, cached_tokens // self._block_size)
+        if cached_tokens < placement.predicted_cached_tokens and self._placements.is_current(placement):
+            lingering = self._placements.lingering(placement)
+            lingering.take_back(request.fingerprints, cached_tokens // self._block_size)
 
     def first_token(self, placement: Placement, now: float) -> None:
         """Prefill is over; O(1)."""
@@ -235,38 +224,29 @@ class RouterCore:
     def finished(self, placement: Placement, now: float, named: Iterable[Sequence[Fingerprint]] = ()) -> None:
         """The request ended well; each of ``named`` names the blocks of the prompt and one of its answers, which the worker holds now.
         Until it has told so itself, that is predicted. O(blocks)."""
-        left = list(named) or [placement.request.fingerprints]
-        self._end(placement, now, left)
+        self._placements.end(placement, now, list(named) or [placement.request.fingerprints])
 
     def failed(self, placement: Placement, now: float) -> None:
         """The request ended in any other way: error, cancel, the worker's death. One that was never admitted has computed nothing, and
         leaves no prediction. Ended already: nothing happens. O(blocks)."""
         left = [placement.request.fingerprints] if placement.is_admitted else []
-        self._end(placement, now, left)
+        self._placements.end(placement, now, left)
 
     def withdraw(self, request_id: str, now: float) -> bool:
         """A caller does not use its ticket: what was reserved with it is given back, unless the worker has taken the request in. False when
         nothing was. O(blocks)."""
-        placement = self._placements.get(RequestId(request_id))
-        if placement is None or placement.expires_at is None:
-            return False
-        if placement.reservation.state is not ReservationState.RESERVED:
-            return False
-        self._end(placement, now, [])
-        return True
+        return self._placements.withdraw(request_id)
 
     def expire(self, now: float) -> None:
         """End the reservations of tickets that are over and that no worker has reported to be used. O(1) for each."""
-        while self._tickets and self._tickets[0][0] + LATE_REPORT_S <= now:
-            _, request_id = heapq.heappop(self._tickets)
-            self.withdraw(request_id, now)
+        self._placements.expire(now)
 
     def tick(self, now: float) -> None:
         """What time alone brings about: silence, tickets that are over, workers that do not come back, predictions that have stayed long
         enough. Call it a few times a second. O(workers)."""
         self.fleet.review(now)
         self.expire(now)
-        self._abandon_lost(now)
+        self._placements.abandon_lost(now)
 
     def check_invariants(self) -> None:
         """Recompute everything; raises InvariantError."""
@@ -344,76 +324,8 @@ class RouterCore:
             expires_at=expires_at,
         )
         entry.totals.routed += 1
-        self._placements[request_id] = placement
-        if expires_at is not None:
-            heapq.heappush(self._tickets, (expires_at, request_id))
-        self.fleet.tell_load(entry)
+        self._placements.add(placement)
         return placement
-
-    def _end(self, placement: Placement, now: float, left: Sequence[Sequence[Fingerprint]]) -> None:
-        """Settle, and let stay for a while what the request has ``left`` there. Ended already, as reported: nothing happens."""
-        if placement.reservation.has_ended:
-            return
-        is_current = self._is_current(placement)
-        self._settle(placement)
-        if left and is_current:
-            stays = [self.view.expect(placement.endpoint, fingerprints) for fingerprints in left]
-            self._lingering(placement).keep(placement.request_id, stays, now)
-
-    def _settle(self, placement: Placement) -> None:
-        placement.reservation.settle()
-        self.view.predictions.end(placement.prediction)
-        del self._placements[placement.request_id]
-        self.fleet.tell_load(placement.entry)
-
-    def _end_as_reported(self, entry: WorkerEntry, request_id: str) -> None:
-        """The worker has ended it, and has told before what it has left."""
-        placement = self._placement_at(entry, request_id)
-        if placement is not None:
-            self._settle(placement)
-
-    def _end_what_is_gone(self, entry: WorkerEntry, running: Collection[str]) -> None:
-        """A stream's first report names all that runs: what a worker had taken in and has no more ended while nobody listened. Requests
-        that pass through this router know their own end."""
-        for reservation in entry.load.open_reservations():
-            placement = self._placements[reservation.request_id]
-            is_taken_in = reservation.state is not ReservationState.RESERVED
-            if placement.expires_at is not None and is_taken_in and placement.request_id not in running:
-                self._settle(placement)
-
-    def _abandon_direct(self, entry: WorkerEntry) -> None:
-        """A life of a worker is over for this router: nobody will tell any more how requests that it does not carry have ended."""
-        for reservation in entry.load.open_reservations():
-            placement = self._placements[reservation.request_id]
-            if placement.expires_at is not None:
-                self._settle(placement)
-
-    def _abandon_lost(self, now: float) -> None:
-        away = {
-            entry: self._away.get(entry, now)
-            for entry in self.registry
-            if entry.unreachable and entry.load.in_flight
-        }
-        for entry, since in away.items():
-            if now - since >= LOST_AFTER_S:
-                self._abandon_direct(entry)
-        self._away = away
-
-    def _placement_at(self, entry: WorkerEntry, request_id: str) -> Placement | None:
-        placement = self._placements.get(RequestId(request_id))
-        if placement is None or placement.entry is not entry or not self._is_current(placement):
-            return None
-        return placement
-
-    def _lingering(self, placement: Placement) -> Lingering:
-        followed = self.view.get(placement.endpoint)
-        assert followed is not None, placement
-        return followed.lingering
-
-    def _is_current(self, placement: Placement) -> bool:
-        """Whether the worker's life that the decision was about is still the one that is known."""
-        entry = self.registry.get(placement.endpoint)
-        return entry is placement.entry and entry.load.incarnation == placement.incarnation
 
     def _new_id(self) -> RequestId:
         return RequestId(f"{self._draw():016x}{self._draw():016x}")

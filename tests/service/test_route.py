@@ -26,7 +26,7 @@ from prefixmesh.errors import (
 from prefixmesh.ids import RequestId
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import router_pb2, router_pb2_grpc
-from prefixmesh.router import direct, routing
+from prefixmesh.router import direct, placements
 from prefixmesh.router.reservation import ReservationState
 from prefixmesh.rpc.identity import hash_key
 from prefixmesh.rpc.status import from_rpc_error
@@ -187,7 +187,7 @@ async def test_load_of_a_direct_stream_is_the_workers_to_tell(pair: Pair) -> Non
 async def test_unused_ticket_leaves_no_load(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end takes it away, by itself; and it stays no longer than that (F13's kind)."""
     monkeypatch.setattr(direct, "TICKET_VALID_S", 0.1)
-    monkeypatch.setattr(routing, "LATE_REPORT_S", 0.1)
+    monkeypatch.setattr(placements, "LATE_REPORT_S", 0.1)
     await asyncio.gather(*(route(pair.router, tokens(pack([n]))) for n in range(5)))
     assert pair.router.loads() == [5]
     await eventually(lambda: pair.router.loads() == [0])
@@ -243,7 +243,7 @@ async def test_open_tickets_are_bounded(pair: Pair, monkeypatch: pytest.MonkeyPa
     """Who asks and asks and uses none is refused; giving one back does not open the way before its time, running out does."""
     monkeypatch.setattr(direct, "MAX_OPEN_TICKETS", 2)
     monkeypatch.setattr(direct, "TICKET_VALID_S", 0.2)
-    monkeypatch.setattr(routing, "LATE_REPORT_S", 0.1)
+    monkeypatch.setattr(placements, "LATE_REPORT_S", 0.1)
     for _ in range(2):
         await route(pair.router, tokens(pack([1])))
     with pytest.raises(OverloadedError, match="2 tickets"):

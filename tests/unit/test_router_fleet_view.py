@@ -132,12 +132,30 @@ def test_new_life_empties_the_view_and_what_lingers_there() -> None:
     scene.report(ONE, 0, A)
     followed = scene.view.get(ONE)
     assert followed is not None
-    followed.lingering.keep("r", [scene.view.expect(ONE, [A, B])], NOW)
+    followed.lingering.keep("r", scene.view.expect(ONE, [A, B]), [], NOW)
     assert scene.matched(A, B) == [2.0, 0.0]
     scene.view.new_life(ONE, NOW)
     assert scene.matched(A, B) == [0.0, 0.0]
     assert scene.changes[-1] == ("one", "exact", "blind", "new_life")
     assert len(scene.view.predictions) == 0
+
+
+def test_a_snapshot_takes_along_what_is_predicted_in_pieces() -> None:
+    """An answer's blocks go on from its prompt's, in a prediction of their own; with the worker's slot all of them move."""
+    scene = Scene()
+    scene.load(ONE, A)
+    lingering = next(followed for endpoint, followed in scene.view if endpoint == ONE).lingering
+    later, sooner = scene.view.expect(ONE, [A, B]), scene.view.expect(ONE, [A])
+    lingering.keep("sooner", sooner, [scene.view.expect(ONE, [B, C])], NOW)
+    lingering.keep("later", later, [scene.view.expect(ONE, [C])], NOW)
+    for sequence in range(3):
+        scene.view.opened(ONE, 0.1, NOW)
+        scene.view.take(ONE, SnapshotPart(Epoch(50 + sequence), 0, Tier.DEVICE, (), last=True), NOW)
+        assert scene.matched(A, B, C) == [3.0, 0.0]
+    lingering.told(["later"])
+    assert scene.matched(A, B, C) == [3.0, 0.0]
+    lingering.clear()
+    assert scene.matched(A, B, C) == [0.0, 0.0]
 
 
 def test_removed_worker_leaves_nothing_in_the_index() -> None:

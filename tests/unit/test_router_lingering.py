@@ -1,5 +1,7 @@
 """What stays predicted after a request has ended: until the worker has told, or for a while."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from prefixmesh.ids import Fingerprint
@@ -17,8 +19,11 @@ class Scene:
         self.lingering = Lingering(self.predictions)
         self.lingering.tells = tells
 
-    def leave(self, request_id: str, *names: Fingerprint, now: float = 0.0) -> None:
-        self.lingering.keep(request_id, [self.predictions.expect(SLOT, names)], now)
+    def leave(
+        self, request_id: str, *names: Fingerprint, after: Sequence[Fingerprint] = (), now: float = 0.0
+    ) -> None:
+        answers = [self.predictions.expect(SLOT, after)] if after else []
+        self.lingering.keep(request_id, self.predictions.expect(SLOT, names), answers, now)
 
     @property
     def expected(self) -> set[Fingerprint]:
@@ -68,6 +73,23 @@ def test_what_was_not_found_takes_back_all_that_goes_on_from_there() -> None:
     assert scene.expected == {A, C}
     scene.lingering.take_back([A], keep=0)
     assert scene.expected == set()
+
+
+def test_what_an_answer_left_goes_with_its_prompt_and_not_the_other_way_round() -> None:
+    scene = Scene(tells=False)
+    scene.leave("one", A, after=[B, C])
+    scene.lingering.take_back([A, B, C], keep=2)
+    assert scene.expected == {A}, "the answer's blocks stay or go together"
+    scene.leave("two", A, after=[B])
+    scene.lingering.take_back([A], keep=0)
+    assert scene.expected == set()
+
+
+def test_an_id_that_comes_again_takes_the_place_of_the_first() -> None:
+    scene = Scene()
+    scene.leave("one", A, after=[B])
+    scene.leave("one", C)
+    assert (scene.expected, len(scene.lingering)) == ({C}, 1)
 
 
 def test_the_events_of_a_cache_that_tells_are_not_overruled_by_what_a_request_found() -> None:

@@ -7,8 +7,9 @@ from prefixmesh.ids import Epoch, Incarnation
 from prefixmesh.proto.cache_news import EventBatch
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.placement import Placement
+from prefixmesh.router.placements import LATE_REPORT_S
 from prefixmesh.router.reservation import ReservationState
-from prefixmesh.router.routing import LATE_REPORT_S, RouterCore
+from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.worker_view import Need, Trust
 from tests.support.simulated_fleet import (
     BLOCK,
