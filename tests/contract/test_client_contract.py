@@ -180,9 +180,10 @@ async def test_timeout_is_a_deadline_error_and_stops_the_server(
     client: AnyClient, fake: FakeInference
 ) -> None:
     """The deadline travels with the call (F22)."""
+    await client.generate("hello")  # connected: the time is for the call alone
     fake.hold_after = 1
     with pytest.raises(DeadlineError):
-        await within(client.generate("hello", timeout_s=0.1))
+        await within(client.generate("hello", timeout_s=0.3))
     await within(fake.cancelled.wait())
 
 
