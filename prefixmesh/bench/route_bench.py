@@ -92,8 +92,8 @@ class _Stage:
 
     @cached_property
     def proxy(self) -> Measured:
-        """Before the first worker."""
-        return self._stack.enter_context(measured_proxy(self.workers[0]))
+        """Before all workers, as the router is: frames of one step of a worker come together."""
+        return self._stack.enter_context(measured_proxy(self.workers))
 
     @cached_property
     def echo(self) -> Measured:

@@ -55,9 +55,9 @@ def measured_echo() -> Iterator[Measured]:
 
 
 @contextmanager
-def measured_proxy(worker: str) -> Iterator[Measured]:
-    """A proxy that knows nothing, before a worker."""
-    with _process(serve_proxy, worker) as server:
+def measured_proxy(workers: tuple[str, ...]) -> Iterator[Measured]:
+    """A proxy that knows nothing, before workers that it takes in turns."""
+    with _process(serve_proxy, *workers) as server:
         yield server
 
 

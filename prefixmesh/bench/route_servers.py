@@ -4,6 +4,7 @@ Both have this fleet's gRPC settings and the same library under them, so that wh
 """
 
 from collections.abc import AsyncIterator
+from itertools import cycle
 from typing import Any
 
 import grpc
@@ -27,12 +28,12 @@ async def serve_echo() -> tuple[grpc.aio.Server, str]:
     return await _serve(ROUTE, grpc.unary_unary_rpc_method_handler(echo))
 
 
-async def serve_proxy(worker: str) -> tuple[grpc.aio.Server, str]:
-    """A server whose ``Generate`` asks ``worker`` with the same message and passes every frame on as it comes; and its address."""
-    ask: Any = open_channel(worker).unary_stream(GENERATE)
+async def serve_proxy(*workers: str) -> tuple[grpc.aio.Server, str]:
+    """A server whose ``Generate`` asks ``workers`` in turns with the same message and passes every frame on as it comes; and its address."""
+    asks: Any = cycle([open_channel(worker).unary_stream(GENERATE) for worker in workers])
 
     async def forward(data: bytes, _context: AnyContext) -> AsyncIterator[bytes]:
-        call = ask(data)
+        call = next(asks)(data)
         while (frame := await call.read()) is not grpc.aio.EOF:
             yield frame
 
