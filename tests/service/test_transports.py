@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from prefixmesh.client import AsyncClient
-from prefixmesh.router import routing
+from prefixmesh.router import placements
 from tests.support.fake_worker import Script
 from tests.support.router_kit import running_router
 from tests.support.servers import eventually
@@ -157,7 +157,7 @@ async def test_worker_that_dies_ends_its_reservations(
     pair: TimedFleet, is_direct: bool, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Left before it dies or not: nothing stays booked there, and the other serves."""
-    monkeypatch.setattr(routing, "LOST_AFTER_S", 0.2)
+    monkeypatch.setattr(placements, "LOST_AFTER_S", 0.2)
     rng = random.Random(9)
     async with AsyncClient(pair.address, direct=is_direct) as client:
         stream = client.stream(prompt(rng, 100), max_tokens=4_000, ignore_eos=True)
