@@ -122,6 +122,7 @@ class OperatorService:
             adapters=sorted(entry.adapters),
             trust="" if followed is None else followed.trust.value,
             resyncs={} if followed is None else followed.view.causes,
+            trust_changes={} if followed is None else followed.changes,
             running_requests=0 if report is None else report.running_requests,
             queued_requests=0 if report is None else report.queued_requests,
             uncached_tokens=0 if report is None else report.uncached_tokens,

@@ -89,7 +89,9 @@ async def test_one_lost_event_costs_one_resync_and_is_told(caplog: pytest.LogCap
         told = [record.getMessage() for record in records_of(caplog, "worker_view")]
         assert any(f"from=exact to=catching_up cause={cause}" in line for line in told)
         assert told[-1].endswith("to=exact cause=proved")
-        assert followed_at(router).changes["exact"] >= 2
+        ((view,), changes) = await router.list_workers(), followed_at(router).changes
+        assert dict(view.trust_changes) == changes
+        assert changes["exact"] >= 2
 
 
 async def test_message_without_sense_begins_the_stream_anew(caplog: pytest.LogCaptureFixture) -> None:
