@@ -13,8 +13,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from prefixmesh.router.fleet_columns import ANSWER_TOKENS, Column, FleetColumns, Mask, RateColumns
+from prefixmesh.router.fleet_columns import ANSWER_TOKENS, FleetColumns, Mask
 from prefixmesh.router.matched_tokens import MatchedTokens
+from prefixmesh.router.measured_rates import Column, RateColumns
 
 ADAPTER_CHAIN: Final = 4.0
 """Loads that pushing an adapter out leads to. It is asked for again, and its load pushes out another, and so on until one goes that some other
@@ -48,9 +49,6 @@ class Demand(NamedTuple):
 
     not_resident: Mask | None = None
     """Rows that would have to load the request's adapter first; None where nobody would."""
-
-    pushes_out: Mask | None = None
-    """Those of them where another adapter would have to go; None: all of them, as far as anyone knows."""
 
     home_row: int | None = None
     """Where the caller's session was before; None when it has none, or that is not known."""
@@ -168,7 +166,9 @@ def weigh(
     load = None if demand.not_resident is None else rates.adapter_load * demand.not_resident
     eviction = None if needed is None else _eviction(columns, rates, needed, lacks=lacks)
     if load is not None:
-        eviction = _with_pushed_out(eviction, load, demand.pushes_out)
+        # As far as anyone knows another adapter has to go for it.
+        pushed_out = load * ADAPTER_CHAIN
+        eviction = pushed_out if eviction is None else eviction + pushed_out
     compared = prefill + crowding
     if eviction is not None:
         compared += eviction
@@ -236,11 +236,3 @@ def _eviction(columns: FleetColumns, rates: RateColumns, needed: Column, *, lack
     eviction *= rates.linear
     eviction *= _EVICTED_USE
     return eviction
-
-
-def _with_pushed_out(eviction: Column | None, load: Column, pushes_out: Mask | None) -> Column:
-    """What loads cost that pushing out an adapter leads to, on top of what KV costs that goes."""
-    pushed = load * ADAPTER_CHAIN
-    if pushes_out is not None:
-        pushed *= pushes_out
-    return pushed if eviction is None else eviction + pushed

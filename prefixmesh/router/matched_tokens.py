@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prefixmesh.router.block_index import Fall, Matches
-from prefixmesh.router.fleet_columns import Column
+from prefixmesh.router.measured_rates import Column
 
 FEW_SLOTS: Final = 12
 """Up to so many slots are looked at one by one; more are unpacked as a whole, which takes as long as so many."""

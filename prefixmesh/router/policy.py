@@ -13,8 +13,9 @@ import numpy.typing as npt
 from prefixmesh.config import DEFAULT_SLOW_START_S, DEFAULT_SPILL_WEIGHT, RoutingPolicy
 from prefixmesh.ids import Fingerprint
 from prefixmesh.router.cost import Costs, Demand
-from prefixmesh.router.fleet_columns import Column, FleetColumns, Mask
+from prefixmesh.router.fleet_columns import FleetColumns, Mask
 from prefixmesh.router.matched_tokens import MatchedTokens
+from prefixmesh.router.measured_rates import Column
 
 TIE_SHARE: Final = 0.1
 """Costs closer than this do not tell workers apart that hold equally much, and the adapter or not: measured rates wobble by a few percent, and the fastest

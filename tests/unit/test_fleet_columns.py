@@ -7,16 +7,14 @@ from hypothesis import strategies as st
 
 from prefixmesh.errors import OverloadedError
 from prefixmesh.router.block_index import Fall, Matches
-from prefixmesh.router.fleet_columns import (
-    FIRST_ROWS,
-    MAX_ROWS,
+from prefixmesh.router.fleet_columns import FIRST_ROWS, MAX_ROWS, FleetColumns
+from prefixmesh.router.matched_tokens import FEW_SLOTS, SlotRows
+from prefixmesh.router.measured_rates import (
     PRIOR_ADAPTER_LOAD_MS,
     PRIOR_DECODE_STEP_MS,
     PRIOR_LOAD_BACK_MS_PER_TOKEN,
     PRIOR_PREFILL_MS_PER_TOKEN,
-    FleetColumns,
 )
-from prefixmesh.router.matched_tokens import FEW_SLOTS, SlotRows
 from tests.support.column_fleet import Worker, add_row
 
 

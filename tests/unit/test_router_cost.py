@@ -15,7 +15,8 @@ from prefixmesh.router.cost import (
     decode_work_ms,
     prefill_work_ms,
 )
-from prefixmesh.router.fleet_columns import ANSWER_TOKENS, PRIOR_ADAPTER_LOAD_MS
+from prefixmesh.router.fleet_columns import ANSWER_TOKENS
+from prefixmesh.router.measured_rates import PRIOR_ADAPTER_LOAD_MS
 from prefixmesh.router.policy import PolicyConfig
 from tests.support.column_fleet import COST, DECODE_MS, PREFILL_MS, Worker, column_fleet
 
@@ -72,14 +73,10 @@ def test_host_part_is_loaded_back_where_that_is_cheaper_than_to_compute_it() -> 
 
 
 def test_adapter_that_is_not_resident_costs_its_load_and_the_loads_that_follow() -> None:
-    """Where nobody has measured, by the prior; where there is a place free, nothing is pushed out."""
+    """Where nobody has measured, by the prior; where it is resident, nothing."""
     absent, resident = np.array([True]), np.array([False])
     told = terms_of(Worker(adapter_load=40.0), 100, Demand(100, 100, not_resident=absent))
     assert (told.adapter_load_ms, told.eviction_ms) == (40.0, ADAPTER_CHAIN * 40.0)
-    free = terms_of(
-        Worker(adapter_load=40.0), 100, Demand(100, 100, not_resident=absent, pushes_out=resident)
-    )
-    assert (free.adapter_load_ms, free.eviction_ms) == (40.0, 0.0)
     assert (
         terms_of(Worker(), 100, Demand(100, 100, not_resident=absent)).adapter_load_ms
         == PRIOR_ADAPTER_LOAD_MS

@@ -1,0 +1,108 @@
+"""How fast workers have measured themselves to be, as columns, with the gaps filled. Pure.
+
+What a worker has not measured is taken from the mean of those that have (a fleet is mostly alike), and from a prior where none has.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Column = npt.NDArray[np.float64]
+
+PRIOR_PREFILL_MS_PER_TOKEN: Final = 0.5
+"""Assumed where nobody in the fleet has measured: a small model on a few CPU cores. Decisions depend on the ratios of rates only."""
+
+PRIOR_DECODE_STEP_MS: Final = 30.0
+"""Assumed time of one decode step where nobody has measured."""
+
+PRIOR_LOAD_BACK_MS_PER_TOKEN: Final = 0.05
+"""Assumed time to bring a token's KV back from the host where nobody has measured: a tenth of computing it by the first prior, a copy
+of some ten kB against the arithmetic of a whole model. Workers load back only what is cheaper than to compute."""
+
+PRIOR_ADAPTER_LOAD_MS: Final = 100.0
+"""Assumed time to bring an adapter's weights into a worker's memory where nobody has measured: some ten MB read and copied."""
+
+
+class RateColumns(NamedTuple):
+    """Columns of rates, in milliseconds."""
+
+    linear: Column
+    """Of prefill, a token: the linear part of its curve."""
+
+    quadratic: Column
+    """Of prefill, a token squared. None of a worker that has measured a linear part only."""
+
+    decode_step: Column
+    load_back: Column
+    """A token's KV from the host."""
+
+    adapter_load: Column
+
+
+_PRIORS: Final = RateColumns(
+    np.array(PRIOR_PREFILL_MS_PER_TOKEN),
+    np.array(0.0),
+    np.array(PRIOR_DECODE_STEP_MS),
+    np.array(PRIOR_LOAD_BACK_MS_PER_TOKEN),
+    np.array(PRIOR_ADAPTER_LOAD_MS),
+)
+_TELLERS: Final = (0, 0, 2, 3, 4)
+"""The rate whose being there tells that each was measured: a curve without a bend is no gap."""
+
+
+class MeasuredRates:
+    """Measured rates by row, 0 where nothing was measured; sums make the mean of those that were."""
+
+    def __init__(self, rows: int) -> None:
+        self._table = np.zeros((len(_PRIORS), rows))
+        self._sums = [0.0] * len(_PRIORS)
+        self._counts = [0] * len(_PRIORS)
+        self._open = 0
+        self._filled: RateColumns | None = None
+
+    def open(self) -> None:
+        """One row more is in use; it has measured nothing. O(1)."""
+        self._open += 1
+        self._filled = None
+
+    def close(self, row: int) -> None:
+        """A row is not in use any more. O(1)."""
+        self.set(row, (0.0,) * len(_PRIORS))
+        self._open -= 1
+        self._filled = None
+
+    def set(self, row: int, rates: tuple[float, ...]) -> None:
+        """What a row's worker has measured, in the order of ``RateColumns``. O(1)."""
+        for rate, (old, new) in enumerate(zip(self._table[:, row].tolist(), rates, strict=True)):
+            if old == new:
+                continue
+            self._sums[rate] += new - old
+            self._counts[rate] += (new > 0.0) - (old > 0.0)
+            if not self._counts[rate]:
+                self._sums[rate] = 0.0  # sums of floats drift
+            if not (old and new) or self._counts[rate] < self._open:
+                self._filled = None
+        self._table[:, row] = rates
+
+    def cut(self, rows: int) -> None:
+        """Columns are so long from now on, longer than before. O(1), but for doubling."""
+        if rows > self._table.shape[1]:
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+        self._columns: list[Column] = list(self._table[:, :rows])
+        self._filled = None
+
+    def filled(self) -> RateColumns:
+        """What was measured as it is, for as long as everybody has; else with means or priors between."""
+        if self._filled is None:
+            self._filled = RateColumns(*map(self._filled_column, range(len(_PRIORS))))
+        return self._filled
+
+    def _filled_column(self, rate: int) -> Column:
+        teller = _TELLERS[rate]
+        count = self._counts[teller]
+        if count == self._open:
+            return self._columns[rate]
+        mean = self._sums[rate] / count if count else _PRIORS[rate]
+        column: Column = np.where(self._columns[teller] > 0.0, self._columns[rate], mean)
+        return column
