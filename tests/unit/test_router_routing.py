@@ -277,6 +277,22 @@ def test_totals_count_what_the_worker_found() -> None:
     assert (entry.totals.routed, entry.totals.prompt_tokens, entry.totals.cached_tokens) == (2, 200, 99)
 
 
+def test_a_worker_that_joins_later_is_fed_slowly_and_those_of_the_beginning_are_not() -> None:
+    """All workers are new to a new router; one that comes a minute later is warmed up first, and one that restarts, too."""
+    core = make_core(2)
+    assert len(core._newcomers) == 0, "nobody is held back, and nobody looked at for it"
+    later = NOW + 60.0
+    core.add_worker(Endpoint("w2"), later)
+    core.described(Endpoint("w2"), facts("w2"), later)
+    core.health_changed(Endpoint("w2"), serving=True)
+    taken = Counter(core.route(prompt(unique(seed, 300)), later).endpoint for seed in range(30))
+    assert taken["w2"] <= 2
+    assert min(taken["w0"], taken["w1"]) >= 10
+    core.described(W1, facts("w1", incarnation=9), later)
+    again = Counter(core.route(prompt(unique(100 + seed, 300)), later).endpoint for seed in range(10))
+    assert again["w0"] >= 8
+
+
 def test_thousand_random_lives_leave_nothing_behind() -> None:
     """F12 (core): requests that end in every way at every point leave all loads at exactly zero."""
     rng = random.Random(3)
