@@ -285,11 +285,11 @@ def test_a_worker_that_joins_later_is_fed_slowly_and_those_of_the_beginning_are_
     core.add_worker(Endpoint("w2"), later)
     core.described(Endpoint("w2"), facts("w2"), later)
     core.health_changed(Endpoint("w2"), serving=True)
-    taken = Counter(core.route(prompt(unique(seed, 300)), later).endpoint for seed in range(30))
+    taken = Counter[str](core.route(prompt(unique(seed, 300)), later).endpoint for seed in range(30))
     assert taken["w2"] <= 2
     assert min(taken["w0"], taken["w1"]) >= 10
     core.described(W1, facts("w1", incarnation=9), later)
-    again = Counter(core.route(prompt(unique(100 + seed, 300)), later).endpoint for seed in range(10))
+    again = Counter[str](core.route(prompt(unique(100 + seed, 300)), later).endpoint for seed in range(10))
     assert again["w0"] >= 8
 
 
