@@ -62,6 +62,7 @@ def test_mean_follows_what_changes_and_who_leaves() -> None:
     new, first, second = (columns.open_row(name) for name in "abc")
     set_rates(columns, first, 0.2, 0.0, 0.0, 0.0, 0.0)
     set_rates(columns, second, 0.4, 0.0, 0.0, 0.0, 0.0)
+    assert rates_of(columns, new)[0] == pytest.approx(0.3)
     set_rates(columns, second, 0.6, 0.0, 0.0, 0.0, 0.0)
     assert rates_of(columns, new)[0] == pytest.approx(0.4)
     columns.close_row(second)
