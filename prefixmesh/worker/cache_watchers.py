@@ -9,7 +9,8 @@ with OverloadedError, and neither the engine nor the other readers have waited f
           |                        |                                     |
           +------------------------+----------> events, reports <--------+
 
-A report is due at intervals, and soon after the load has changed (``worker_reports``).
+A report is due at intervals, and soon after the load has changed (``worker_reports``). Events of a quiet cache are told at once, those of
+a busy one in bundles: a message costs a router ten times what an event in it does, and has every worker's to read.
 """
 
 import asyncio
@@ -81,9 +82,11 @@ class CacheWatchers:
         return f"CacheWatchers({len(self)} readers, {self._publisher!r})"
 
     def on_changes(self, changes: CacheChanges) -> None:
-        """Enter what happened in the engine's cache, and wake the readers. O(its fingerprints)."""
+        """Enter what happened in the engine's cache, and wake the readers that do not rest. O(its fingerprints)."""
         apply_changes(changes, self._publisher)
-        self._wake()
+        for reader in self._readers:
+            if not reader.rests:
+                reader.awake.set()
 
     def on_load_change(self) -> None:
         """Have every reader told soon how busy the worker is. O(readers), and O(1) until they were told."""
@@ -94,7 +97,8 @@ class CacheWatchers:
     def close(self, error: PrefixmeshError) -> None:
         """The engine is gone or about to be: every reader ends in ``error``, later ones at once. May be called again."""
         self._end = self._end or error
-        self._wake()
+        for reader in self._readers:
+            reader.awake.set()
 
     async def read(
         self, resume_from: Place | None, report_interval_s: float, router_id: str = ""
@@ -126,14 +130,14 @@ class CacheWatchers:
                     # What follows is of one moment: the events up to it, and then the sums at it.
                     report_is_due = reader.pace.take_turn()
                     place, events, summary = self._take(place)
+                    reader.rests = bool(events)
                     report = self._reports.make(summary, own) if report_is_due else None
                     for batch in _batches(events):
                         yield batch
                     if report is not None:
                         self._stats.ask()  # for the next one: a busy engine answers late, and what is known of the cache must not wait
                         yield report
-                    elif not events:
-                        await _wait(reader.awake, reader.pace.due_in_s())
+                    await reader.wait()
         finally:
             self._readers.discard(reader)
 
@@ -175,19 +179,26 @@ class CacheWatchers:
                 reader.awake.set()
         return is_new
 
-    def _wake(self) -> None:
-        for reader in self._readers:
-            reader.awake.set()
-
 
 class _Reader:
     """What wakes one reader, and when it is due a report."""
 
-    __slots__ = ("awake", "pace")
+    __slots__ = ("awake", "pace", "rests")
 
     def __init__(self, pace: ReportPace) -> None:
         self.awake = asyncio.Event()
         self.pace = pace
+        self.rests = False
+        """It is being told of events, or was a moment ago: further ones do not wake it."""
+
+    async def wait(self) -> None:
+        """Until there is anything to tell, or the rest is over."""
+        due_s = self.pace.due_in_s()
+        try:
+            async with asyncio.timeout(min(due_s, self.pace.rest_s) if self.rests else due_s):
+                await self.awake.wait()
+        except TimeoutError:
+            pass
 
 
 def apply_changes(changes: CacheChanges, publisher: CachePublisher) -> None:
@@ -218,11 +229,3 @@ def _batches(events: Iterable[Event]) -> Iterator[EventBatch]:
         blocks += size
     if batch:
         yield EventBatch(batch)
-
-
-async def _wait(awake: asyncio.Event, at_most_s: float) -> None:
-    try:
-        async with asyncio.timeout(at_most_s):
-            await awake.wait()
-    except TimeoutError:
-        pass

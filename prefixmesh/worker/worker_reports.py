@@ -24,6 +24,10 @@ MOST_REPORT_INTERVAL_S: Final = 10.0
 BUNDLES_PER_INTERVAL: Final = 2
 """A load that changes all the time is told so often: a reader of many workers knows by its interval how much it will get at most."""
 
+RESTS_PER_INTERVAL: Final = 4
+"""Messages of events that follow each other, at most, by the same reasoning. A router misses nothing meanwhile: it has predictions for what
+it has sent itself, and a report that a request has ended is told after all that came before."""
+
 _NOTHING_TOLD: Final = Stats(
     running=0,
     queued=0,
@@ -48,6 +52,9 @@ class ReportPace:
         wanted_s = interval_s or REPORT_INTERVAL_S
         self._interval_s = min(max(wanted_s, LEAST_REPORT_INTERVAL_S), MOST_REPORT_INTERVAL_S)
         self._bundle_s = max(self._interval_s / BUNDLES_PER_INTERVAL, LEAST_REPORT_INTERVAL_S)
+        self.rest_s = self._interval_s / RESTS_PER_INTERVAL
+        """Seconds from one message of events to the next."""
+
         self._clock = clock
         self._due = self._soonest = clock()
         self.has_news = False

@@ -181,6 +181,27 @@ async def test_reports_come_at_the_interval_asked_for() -> None:
     await reader.aclose()
 
 
+async def test_events_that_follow_each_other_closely_travel_together_and_hold_up_no_report() -> None:
+    desk, interval_s = Desk(), 10.0
+    reader = desk.watchers.read((desk.publisher.epoch, 0), interval_s)
+    await anext(reader)
+    desk.store()
+    assert isinstance(await anext(reader), EventBatch), "the first is told at once"
+    waiting = asyncio.ensure_future(anext(reader))
+    for _ in range(3):
+        desk.store()
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert not waiting.done()
+    desk.now = interval_s
+    with desk.load.enter("r", RequestId("q"), 1):
+        batch = await waiting
+    assert isinstance(batch, EventBatch)
+    assert len(batch.events) == 3
+    assert isinstance(await anext(reader), WorkerReport)
+    await reader.aclose()
+
+
 async def test_report_tells_old_figures_while_the_engine_computes_a_long_step() -> None:
     desk = Desk()
     reader = desk.watchers.read((desk.publisher.epoch, 0), 1.0)
