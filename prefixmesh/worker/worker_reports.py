@@ -28,6 +28,9 @@ RESTS_PER_INTERVAL: Final = 4
 """Messages of events that follow each other, at most, by the same reasoning. A router misses nothing meanwhile: it has predictions for what
 it has sent itself, and a report that a request has ended is told after all that came before."""
 
+MOST_REST_S: Final = 0.1
+"""However seldom a reader wants reports: the log keeps a second's events of a busy cache, or less, and a reader must not fall behind it."""
+
 _NOTHING_TOLD: Final = Stats(
     running=0,
     queued=0,
@@ -52,7 +55,7 @@ class ReportPace:
         wanted_s = interval_s or REPORT_INTERVAL_S
         self._interval_s = min(max(wanted_s, LEAST_REPORT_INTERVAL_S), MOST_REPORT_INTERVAL_S)
         self._bundle_s = max(self._interval_s / BUNDLES_PER_INTERVAL, LEAST_REPORT_INTERVAL_S)
-        self.rest_s = self._interval_s / RESTS_PER_INTERVAL
+        self.rest_s = min(self._interval_s / RESTS_PER_INTERVAL, MOST_REST_S)
         """Seconds from one message of events to the next."""
 
         self._clock = clock
