@@ -209,11 +209,10 @@ class RouterServer:
             router_id=self._router_id,
             model=model.name,
         )
+        explain = ExplainService(core=core, intake=intake, keys=self._keys)
+        operator = OperatorService(core, roster, self._secret, self._keys)
         add_service(server, INFERENCE, inference)
-        # One service on the wire, by three questions here; what one part does not know the next is asked for.
-        add_service(server, ROUTER, route)
-        add_service(server, ROUTER, ExplainService(core=core, intake=intake, keys=self._keys))
-        add_service(server, ROUTER, OperatorService(core, roster, self._secret, self._keys))
+        add_service(server, ROUTER, route, explain, operator)  # one on the wire, three questions here
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(
             (*_SERVED_NAMES[1:], health.SERVICE_NAME, reflection.SERVICE_NAME), server

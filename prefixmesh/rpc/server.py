@@ -35,17 +35,23 @@ def make_server() -> grpc.aio.Server:
     return grpc.aio.server(options=SERVER_OPTIONS)
 
 
-def add_service(server: grpc.aio.Server, descriptor: ServiceDescriptor, implementation: object) -> None:
-    """Serve every method of ``descriptor`` by the method of the same name on ``implementation``.
+def add_service(
+    server: grpc.aio.Server, descriptor: ServiceDescriptor, *implementations: object, partial: bool = False
+) -> None:
+    """Serve every method of ``descriptor`` by the method of the same name on the one of ``implementations`` that has it.
 
     A unary method is ``async def Name(request, context) -> Message``; a server-streaming one is an async generator over
-    messages (or serialised bytes). Both may raise any PrefixmeshError.
+    messages (or serialised bytes). Both may raise any PrefixmeshError. A method that nobody has, or two have, is a bug: InternalError
+    at once. ``partial`` is for stand-ins: of what nobody has there, gRPC answers UNIMPLEMENTED, as it does for a method of a later version.
     """
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in descriptor.methods:
-        function = getattr(implementation, method.name, None)
-        if function is None:
-            continue  # gRPC answers UNIMPLEMENTED
+        found = [getattr(one, method.name) for one in implementations if hasattr(one, method.name)]
+        if partial and not found:
+            continue
+        if len(found) != 1:
+            raise InternalError(f"{method.full_name} must be implemented once, is {len(found)} times")
+        (function,) = found
         if method.server_streaming:
             handlers[method.name] = grpc.unary_stream_rpc_method_handler(
                 _guard_stream(method, function), request_deserializer=None, response_serializer=_serialize

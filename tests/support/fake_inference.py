@@ -90,7 +90,7 @@ class FakeInference:
         self._server: grpc.aio.Server = make_server()
         add_service(self._server, pb.DESCRIPTOR.services_by_name["Inference"], self)
         if self.serves_route:
-            add_service(self._server, router_pb2.DESCRIPTOR.services_by_name["Router"], self)
+            add_service(self._server, router_pb2.DESCRIPTOR.services_by_name["Router"], self, partial=True)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
         return self

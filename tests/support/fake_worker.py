@@ -289,6 +289,9 @@ class FakeWorker:
     async def Flush(self, message: control.FlushRequest, context: AnyContext) -> None:
         raise AssertionError("a router empties no cache")
 
+    async def Drain(self, message: control.DrainRequest, context: AnyContext) -> None:
+        raise AssertionError("a router drains no worker unasked")
+
     async def Abort(self, message: pb.AbortRequest, context: AnyContext) -> pb.AbortResponse:
         raise AssertionError("a router aborts by cancelling its call")
 

@@ -89,6 +89,24 @@ async def raw_error(channel: grpc.aio.Channel, method: str, body: bytes) -> grpc
     return caught.value
 
 
+def test_a_method_that_nobody_or_more_than_one_implements_is_an_error_at_the_start() -> None:
+    class Part:
+        Generate = Tokenize = Service.Tokenize
+
+    class Rest:
+        Abort = ListModels = Service.ListModels
+
+    async def add(*services: object, partial: bool = False) -> None:
+        add_service(make_server(), SERVICE, *services, partial=partial)
+
+    asyncio.run(add(Part(), Rest()))
+    asyncio.run(add(Part(), partial=True))
+    with pytest.raises(InternalError, match=r"Inference\.Abort must be implemented once, is 0 times"):
+        asyncio.run(add(Part()))
+    with pytest.raises(InternalError, match=r"Inference\.Generate must be implemented once, is 2 times"):
+        asyncio.run(add(Part(), Service()))
+
+
 async def test_malformed_message_is_the_callers_error_and_the_next_call_works() -> None:
     """Bytes that are no message become INVALID_ARGUMENT, not INTERNAL."""
     async with running(Service()) as channel:
