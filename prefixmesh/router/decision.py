@@ -63,6 +63,8 @@ def explain(
 ) -> Sequence[CandidateTerms]:
     """What every worker would cost that could be taken, in the order of rows. O(rows)."""
     able = able_rows(columns, allowed, demand)
+    if not able.any():
+        return []
     costs = weigh(columns, able, matches, demand, config.spill_weight)
     affinity_ms = _affinity_ms(able, costs, demand, config)
     return [

@@ -183,7 +183,7 @@ class FleetColumns:
         self._least_free = self._least_room_now = None
 
     def set_trust(self, row: int, share: float) -> None:
-        """How much of a match counts: 1 where the view is exact, 0 where it is blind."""
+        """How much of a match counts: 1 where the view is exact, less where it may be wrong."""
         if self.trust[row] != share:
             self.trust[row] = share
             self._whole_unit = None

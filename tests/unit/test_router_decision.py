@@ -12,9 +12,9 @@ from prefixmesh.config import RoutingPolicy
 from prefixmesh.ids import Namespace
 from prefixmesh.router.block_index import BlockIndex
 from prefixmesh.router.cost import Demand
-from prefixmesh.router.decision import decide
+from prefixmesh.router.decision import decide, explain
 from prefixmesh.router.fleet_columns import FleetColumns
-from prefixmesh.router.matched_tokens import SlotRows
+from prefixmesh.router.matched_tokens import MatchedTokens, SlotRows
 from prefixmesh.router.policy import TIE_SHARE, PolicyConfig
 from prefixmesh.tokens import pack
 from tests.support.column_fleet import COST, PREFILL_MS, Worker, add_row, burst, column_fleet
@@ -218,3 +218,9 @@ def test_decision_carries_the_terms_that_explanation_shows() -> None:
     decision = fleet.decide(700)
     assert decision is not None
     assert decision.terms == fleet.terms(700)[decision.row]
+
+
+def test_a_fleet_of_nobody_is_decided_and_explained_without_anybody() -> None:
+    nothing, demand = MatchedTokens(np.zeros(0), np.zeros(0)), Demand(100, 200)
+    assert decide(FleetColumns(), None, nothing, demand, PolicyConfig(), 0) is None
+    assert not explain(FleetColumns(), None, nothing, demand, PolicyConfig())
