@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import grpc.aio
 
@@ -123,14 +123,12 @@ class CacheStream:
         )
         call = self._watch(request, metadata=self._metadata)
         try:
-            silence_s = SILENCES * silence_of(interval_s)
-            while True:
-                async with asyncio.timeout(silence_s):
-                    message = await call.read()
-                if message is grpc.aio.EOF:
-                    raise UnavailableError("it ended its cache stream")
-                if self._take(message, opening.incarnation, self._clock()) is Need.SNAPSHOT:
-                    return
+            async with _Patience(SILENCES * silence_of(interval_s)) as patience:
+                while (message := await call.read()) is not grpc.aio.EOF:
+                    patience.heard()
+                    if self._take(message, opening.incarnation, self._clock()) is Need.SNAPSHOT:
+                        return
+            raise UnavailableError("it ended its cache stream")
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         finally:
@@ -145,6 +143,31 @@ class CacheStream:
             self._has_proved = True
         log_trust(self._core)
         return need
+
+
+class _Patience:
+    """Raises TimeoutError in its block once nothing was heard for so long, or for an eighth less: news come far more often than a timer
+    needs to be set anew."""
+
+    def __init__(self, silence_s: float) -> None:
+        self._silence_s = silence_s
+        self._loop = asyncio.get_running_loop()
+        self._timeout = asyncio.timeout(silence_s)
+        self._renew_at = 0.0
+
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._timeout.__aexit__(*error)
+
+    def heard(self) -> None:
+        """Begin to wait anew."""
+        now = self._loop.time()
+        if now >= self._renew_at:
+            self._renew_at = now + self._silence_s / 8
+            self._timeout.reschedule(now + self._silence_s)
 
 
 _PASSING: Final = frozenset({Need.SNAPSHOT.value, "UNAVAILABLE"})
