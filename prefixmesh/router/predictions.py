@@ -60,8 +60,7 @@ class Predictions:
         del self._open[slot][prediction]
         if not self._open[slot]:
             del self._open[slot]
-        for name in prediction.fingerprints:
-            self._drop(name, slot)
+        self._drop(slot, prediction.fingerprints)
 
     def end_all(self, slot: int) -> None:
         """The worker of a slot is gone, and with it all that was expected there. O(its blocks)."""
@@ -76,8 +75,7 @@ class Predictions:
             return
         for prediction in moved:
             prediction.slot = target
-            for name in prediction.fingerprints:
-                self._drop(name, slot)
+            self._drop(slot, prediction.fingerprints)
         for prediction in moved:
             self._add(target, prediction.fingerprints)
         self._open[target] = moved
@@ -108,19 +106,18 @@ class Predictions:
             else:
                 masks[name] = mask | bit
 
-    def _drop(self, name: Fingerprint, slot: int) -> None:
-        count = self._counts.get((name, slot), 1)
-        if count > 1:
-            if count == 2:
-                del self._counts[name, slot]
+    def _drop(self, slot: int, fingerprints: Sequence[Fingerprint]) -> None:
+        masks, counts, bit = self._masks, self._counts, 1 << slot
+        for name in fingerprints:
+            if counts and (count := counts.get((name, slot))) is not None:
+                if count == 2:
+                    del counts[name, slot]
+                else:
+                    counts[name, slot] = count - 1
+            elif (mask := masks[name]) == bit:
+                del masks[name]
             else:
-                self._counts[name, slot] = count - 1
-            return
-        mask = self._masks[name] & ~(1 << slot)
-        if mask:
-            self._masks[name] = mask
-        else:
-            del self._masks[name]
+                masks[name] = mask & ~bit
 
     def __repr__(self) -> str:
         return f"<Predictions {len(self)} of {len(self._masks)} blocks at {len(self._open)} slots>"
