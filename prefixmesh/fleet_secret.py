@@ -21,18 +21,20 @@ class FleetSecret:
     """The root secret. Its ``repr`` shows nothing."""
 
     raw: bytes = field(repr=False)
+    _ticket_key: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.raw) != SECRET_BYTES:
             raise ConfigError(f"a fleet secret is {SECRET_BYTES} bytes, got {len(self.raw)}")
+        object.__setattr__(self, "_ticket_key", self._derive(b"prefixmesh/ticket/v1"))
 
     def namespace_key(self) -> bytes:
         """Key of the namespace digests."""
         return self._derive(b"prefixmesh/namespace/v1")
 
     def ticket_key(self) -> bytes:
-        """Key that signs tickets."""
-        return self._derive(b"prefixmesh/ticket/v1")
+        """Key that signs tickets. Derived once: every request has one."""
+        return self._ticket_key
 
     def control_token(self) -> str:
         """Bearer token of control calls between fleet members."""

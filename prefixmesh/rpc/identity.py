@@ -21,6 +21,7 @@ from prefixmesh.ids import TenantId
 
 TENANT_METADATA: Final = "x-prefixmesh-tenant"
 AUTHORIZATION_METADATA: Final = "authorization"
+_CREDENTIALS: Final = frozenset({AUTHORIZATION_METADATA, TENANT_METADATA})
 DEFAULT_TENANT: Final = TenantId("default")
 MAX_TENANT_CHARS: Final = 128
 _KEY_PREFIX: Final = "pm-"
@@ -112,12 +113,13 @@ def identify(metadata: Iterable[tuple[str, str | bytes]] | None, keys: ApiKeys |
     With ``keys``, a valid ``authorization: Bearer KEY`` is required, and a tenant named beside it must be the key's own. Without
     (loopback only), ``x-prefixmesh-tenant`` names the tenant.
     """
-    pairs = [(name, value) for name, value in metadata or () if isinstance(value, str)]
-    values = dict(pairs)
-    for name in (AUTHORIZATION_METADATA, TENANT_METADATA):
-        if sum(key == name for key, _ in pairs) > 1:
-            # A proxy that adds its own beside the caller's must not leave to chance which counts.
-            raise AuthenticationError(f"a call carries one {name}, not several")
+    values: dict[str, str] = {}
+    for name, value in metadata or ():
+        if name in _CREDENTIALS and isinstance(value, str):
+            if name in values:
+                # A proxy that adds its own beside the caller's must not leave to chance which counts.
+                raise AuthenticationError(f"a call carries one {name}, not several")
+            values[name] = value
     named = values.get(TENANT_METADATA)
     if keys is None:
         return Caller(DEFAULT_TENANT if named is None else check_tenant(named), is_admin=True)
