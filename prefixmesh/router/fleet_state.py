@@ -105,6 +105,8 @@ class FleetState:
         if entry is None:
             return Opening(None, Incarnation(0))
         entry.awaits_first_report = True
+        entry.load.on_opened()
+        self.tell_load(entry)
         return Opening(self.view.opened(endpoint, report_interval_s, now), entry.load.incarnation)
 
     def on_report(self, entry: WorkerEntry, report: WorkerReport) -> None:

@@ -3,10 +3,11 @@
 Two units, never mixed: ``in_flight`` counts requests, ``..._ms`` milliseconds. Requests are not a measure of work: one of 60,000
 tokens outweighs many of ten. Own work is booked by reservations only, so that whatever way a request ends, its part leaves with it.
 
-Others' work is what the worker reports less what it counts of ours in the same report. So nobody is counted twice, and a request of
-ours counts from the decision to its end, whether or not a report knows of it yet:
+Others' work is what the worker reports less what it counts of our open reservations in the same report. So nobody is counted twice, a
+request of ours counts from the decision to its end, whether or not a report knows of it yet, and one that runs there though its
+reservation is gone (a ticket that was given back and then used, a worker that was removed and added again) counts like others':
 
-    sum = (reported - ours among it) + our open reservations
+    sum = (reported - our reservations among it) + our open reservations
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ class LoadReport:
     """Running and queued, of everybody; a branch counts as one."""
 
     own_requests: int
-    """Requests of this router among them; a request counts as one."""
+    """Requests of this router among them, by the worker's count; a request counts as one."""
 
     prefill_ms: float
     """Of everybody, still to be computed."""
@@ -65,8 +66,8 @@ class WorkerLoad:
         self._decode_ms = 0.0
         self._answers = 0
         self._reported_ms = 0.0
-        # Branches beyond the first of the requests that the last report counts.
-        self._reported_more = 0
+        # Of our reservations those that the worker's reports count, and their branches beyond the first.
+        self._reported = self._reported_more = 0
         # Of the claims that the last report counts, how much of them it has left at most: prefill goes on while a claim stands.
         self._left_share = 1.0
         self._others = LoadSum(0, 0.0, 0.0)
@@ -139,15 +140,21 @@ class WorkerLoad:
                 reservation.first_token()
         claimed_ms = self._reported_ms
         self._left_share = min(1.0, report.prefill_ms / claimed_ms) if claimed_ms > 0.0 else 1.0
-        others = max(0, report.answers - report.own_requests - self._reported_more)
+        ours = min(report.own_requests, self._reported) + self._reported_more
+        others = max(0, report.answers - ours)
         self._others = LoadSum(
             others, max(0.0, report.prefill_ms - claimed_ms), others * report.decode_ms_each
         )
 
     def forget_report(self) -> None:
-        """The worker is silent: what it said of others is too old to be believed. O(in_flight)."""
+        """The worker is silent: what it said of others is too old to be believed. Its next report on the same stream counts in who was
+        counted in before. O(1)."""
         self._others = LoadSum(0, 0.0, 0.0)
-        self._left_share, self._reported_ms, self._reported_more = 1.0, 0.0, 0
+        self._left_share = 1.0
+
+    def on_opened(self) -> None:
+        """A stream of reports begins: its first names everything of ours that it counts. O(in_flight)."""
+        self._left_share, self._reported_ms, self._reported, self._reported_more = 1.0, 0.0, 0, 0
         for reservation in self._open.values():
             reservation.is_reported = False
 
@@ -164,6 +171,7 @@ class WorkerLoad:
         self._decode_ms -= reservation.decode_ms
         self._answers -= reservation.branches
         if reservation.is_reported:
+            self._reported -= 1
             self._reported_more -= reservation.branches - 1
         del self._open[reservation.request_id]
         if not self._open:
@@ -180,10 +188,11 @@ class WorkerLoad:
         drift += abs(reported_ms - self._reported_ms)
         if drift > 1e-6 * (1.0 + prefill_ms + decode_ms):
             raise InvariantError(f"sums differ from the reservations by {drift} ms; {self!r}")
-        more = sum(reservation.branches - 1 for reservation in booked if reservation.is_reported)
+        reported = [reservation.branches for reservation in booked if reservation.is_reported]
         if (
             self._answers != sum(reservation.branches for reservation in booked)
-            or more != self._reported_more
+            or len(reported) != self._reported
+            or sum(reported) != self._reported + self._reported_more
         ):
             raise InvariantError(f"answers are miscounted; {self!r}")
         if any(reservation.state is ReservationState.ENDED for reservation in booked):
@@ -193,4 +202,5 @@ class WorkerLoad:
         if not reservation.is_reported:
             reservation.is_reported = True
             self._reported_ms += reservation.prefill_ms
+            self._reported += 1
             self._reported_more += reservation.branches - 1

@@ -177,5 +177,32 @@ def test_a_silent_workers_word_on_others_is_forgotten_and_own_work_is_not() -> N
 def test_figures_that_do_not_fit_never_make_a_count_negative() -> None:
     """A worker whose sums are older than its list of requests."""
     load = WorkerLoad(Incarnation(1))
-    load.on_report(report(1, 5))
+    first, second = (load.reserve(name, prefill_ms=0.0, decode_ms=0.0) for name in (A, B))
+    load.on_report(report(1, 5, accepted=("a", "b")))
+    first.settle()
+    second.settle()
     assert load.total == LoadSum(0, 0.0, 0.0)
+
+
+def test_a_request_of_ours_that_runs_without_a_reservation_counts_like_others() -> None:
+    """Its ticket was given back and then used, or the worker was removed and added again."""
+    load = WorkerLoad(Incarnation(1))
+    load.reserve(A, prefill_ms=100.0, decode_ms=5.0)
+    load.on_report(report(2, 2, prefill_ms=300.0, accepted=("a", "unbooked")))
+    assert load.total == LoadSum(2, 300.0, 15.0)
+    load.on_report(report(1, 1, prefill_ms=100.0))
+    assert load.total == LoadSum(1, 100.0, 5.0)
+
+
+def test_after_a_silence_on_one_stream_ours_are_counted_once() -> None:
+    """Only a new stream's first report names again who is there."""
+    load = WorkerLoad(Incarnation(1))
+    load.reserve(A, prefill_ms=100.0, decode_ms=1.0, branches=3)
+    load.on_report(report(3, 1, prefill_ms=100.0, accepted=("a",)))
+    load.forget_report()
+    load.on_report(report(3, 1, prefill_ms=100.0))
+    assert load.total == LoadSum(3, 100.0, 1.0)
+    load.on_opened()
+    load.on_report(report(3, 1, prefill_ms=100.0, accepted=("a",)))
+    assert load.total == LoadSum(3, 100.0, 1.0)
+    load.check_invariants()

@@ -337,3 +337,24 @@ def test_memory_reaches_a_plateau() -> None:
         assert len(core.view.index) <= 600
         assert len(core.view.predictions) <= 5
     core.check_invariants()
+
+
+def test_a_request_that_outlives_its_workers_removal_is_seen_when_the_worker_is_added_again(
+    scene: Scene,
+) -> None:
+    name = scene.direct().request_id
+    scene.cache.report(NOW, running_requests=1, own_requests=1, accepted=(name,))
+    scene.core.remove_worker(W0)
+    add_ready(scene.core, "w0", tells=False)
+    scene.cache.open(NOW)
+    scene.cache.report(NOW, running_requests=1, own_requests=1, accepted=(name,))
+    assert scene.load == (0, 1)
+    scene.cache.report(NOW, ended=(name,))
+    assert scene.load == (0, 0)
+
+
+def test_a_ticket_that_is_given_back_and_used_all_the_same_is_load(scene: Scene) -> None:
+    placement = scene.direct()
+    assert scene.core.withdraw(placement.request_id, NOW)
+    scene.cache.report(NOW, running_requests=1, own_requests=1, accepted=(placement.request_id,))
+    assert scene.load == (0, 1)
