@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from prefixmesh.errors import BudgetError, InvariantError, NotFoundError
+from prefixmesh.worker.adapter_places import AdapterPlaces
 from prefixmesh.worker.adapter_records import (
     Action,
     AdapterContent,
@@ -48,13 +49,10 @@ class AdapterTable:
 
     def __init__(self, *, max_resident: int, budget_bytes: int, max_waiting: int) -> None:
         """At most ``max_resident`` contents and ``budget_bytes`` of weights are resident; at most ``max_waiting`` requests wait."""
-        self._max_resident = max_resident
-        self._budget_bytes = budget_bytes
+        self._places = AdapterPlaces(max_resident, budget_bytes)
         self._max_waiting = max_waiting
         self._names: dict[str, AdapterContent] = {}
         self._contents: dict[str, AdapterContent] = {}
-        self._free_slots = list(range(max_resident - 1, -1, -1))
-        self._used_bytes = 0
         self._requests: dict[str, AdapterContent] = {}
         self._waiting = 0
         self._line: dict[str, AdapterContent] = {}
@@ -101,7 +99,11 @@ class AdapterTable:
 
         Raises BudgetError, and changes nothing, when there are too many names, or the pinned would not fit.
         """
-        self._check_room(name, digest, size_bytes, pinned=pinned)
+        if name not in self._names and len(self._names) >= MAX_NAMES:
+            raise BudgetError(
+                f"at most {MAX_NAMES} adapters can be loaded, and as many are: unload one first"
+            )
+        self._places.check_new(self._contents.values(), name, digest, size_bytes, pinned=pinned)
         old = self._names.get(name)
         content = self._contents.get(digest)
         if content is None:
@@ -114,7 +116,7 @@ class AdapterTable:
         if content.state is AdapterState.ABSENT:
             if pinned:
                 self._line.setdefault(digest, content)
-            elif not self._line and self._has_room(content):
+            elif not self._line and self._places.victims(content, ()) is not None:
                 self._begin_load(content)
         self._settle()
 
@@ -187,7 +189,7 @@ class AdapterTable:
         return AdapterCounts(
             names=len(self._names),
             resident=sum(x.state is AdapterState.RESIDENT for x in self._contents.values()),
-            resident_bytes=self._used_bytes,
+            resident_bytes=self._places.used_bytes,
             waiting_requests=self._waiting,
             loads=self._loads,
             failed_loads=self._failed_loads,
@@ -223,45 +225,8 @@ class AdapterTable:
             return Refusal(
                 request_id, f"{self._max_waiting} requests wait for adapters already", is_full=True
             )
-        problem = self._never_fits(content)
+        problem = self._places.never_fits(content, self._contents.values())
         return Refusal(request_id, problem, is_full=True) if problem else None
-
-    def _check_room(self, name: str, digest: str, size_bytes: int, *, pinned: bool) -> None:
-        if name not in self._names and len(self._names) >= MAX_NAMES:
-            raise BudgetError(
-                f"at most {MAX_NAMES} adapters can be loaded, and as many are: unload one first"
-            )
-        if size_bytes > self._budget_bytes:
-            raise BudgetError(
-                f"the adapter takes {size_bytes} bytes, all resident ones together may take {self._budget_bytes}"
-            )
-        others = self._pinned_but(digest, name)
-        count, total = len(others) + 1, sum(content.size_bytes for content in others) + size_bytes
-        if pinned and (count > self._max_resident or total > self._budget_bytes):
-            raise BudgetError(
-                f"with this one {count} adapters of {total} bytes would be pinned, where "
-                f"{self._max_resident} of {self._budget_bytes} bytes can be resident (--max-resident-adapters)"
-            )
-
-    def _pinned_but(self, digest: str, name: str = "") -> list[AdapterContent]:
-        """Other contents that are pinned, by another name than ``name``."""
-        return [
-            content
-            for content in self._contents.values()
-            if content.digest != digest and any(pin for x, pin in content.names.items() if x != name)
-        ]
-
-    def _never_fits(self, content: AdapterContent) -> str:
-        others = self._pinned_but(content.digest)
-        if content.state is not AdapterState.ABSENT or content.pinned or not others:
-            return ""
-        pinned_bytes = sum(other.size_bytes for other in others)
-        if len(others) < self._max_resident and pinned_bytes + content.size_bytes <= self._budget_bytes:
-            return ""
-        return (
-            f"the adapter's weights have no place: {self._max_resident} adapters of {self._budget_bytes} bytes can be resident "
-            f"(--max-resident-adapters), and {len(others)} of {pinned_bytes} bytes are pinned"
-        )
 
     def _settle(self) -> None:
         """Do for the line what can be done now, and let go of contents that nobody can ask for again."""
@@ -270,7 +235,7 @@ class AdapterTable:
             content = next(iter(self._line.values()))
             if not (content.waiting or content.pinned):
                 self._leave_line(content)
-            elif problem := self._never_fits(content):
+            elif problem := self._places.never_fits(content, self._contents.values()):
                 self._leave_line(content)
                 self._refuse_waiting(content, problem, is_full=True)
             elif self._make_room(content):
@@ -303,36 +268,25 @@ class AdapterTable:
             ),
             key=_age,
         )
-        slots, used_bytes = len(self._free_slots), self._used_bytes
-        dropped: list[AdapterContent] = []
-        while not slots or used_bytes + content.size_bytes > self._budget_bytes:
-            if len(dropped) == len(idle):
-                return False
-            dropped.append(idle[len(dropped)])
-            slots, used_bytes = slots + 1, used_bytes - dropped[-1].size_bytes
-        self._evictions += len(dropped)
-        for victim in dropped:
+        victims = self._places.victims(content, idle)
+        if victims is None:
+            return False
+        self._evictions += len(victims)
+        for victim in victims:
             self._drop(victim)
         return True
 
-    def _has_room(self, content: AdapterContent) -> bool:
-        return bool(self._free_slots) and self._used_bytes + content.size_bytes <= self._budget_bytes
-
     def _drain_for(self, content: AdapterContent) -> None:
         """As many of the least recently used get no more users as will make room once those they have are done."""
-        slots, used_bytes = len(self._free_slots), self._used_bytes
         candidates = [x for x in self._contents.values() if x.state is AdapterState.RESIDENT and not x.pinned]
         # Those that are draining already first: as they end, others must not be drained in their stead.
-        for victim in sorted(candidates, key=lambda x: (x.digest not in self._draining, x.last_used)):
-            if slots and used_bytes + content.size_bytes <= self._budget_bytes:
-                return
-            self._draining.add(victim.digest)
-            slots, used_bytes = slots + 1, used_bytes - victim.size_bytes
+        candidates.sort(key=lambda x: (x.digest not in self._draining, x.last_used))
+        victims = self._places.victims(content, candidates)
+        self._draining.update(x.digest for x in (candidates if victims is None else victims))
 
     def _begin_load(self, content: AdapterContent) -> None:
         content.state = AdapterState.LOADING
-        content.slot = self._free_slots.pop()
-        self._used_bytes += content.size_bytes
+        self._places.take(content)
         self._actions.append(Load(content.digest, content.path, content.slot))
 
     def _drop(self, content: AdapterContent) -> None:
@@ -340,9 +294,8 @@ class AdapterTable:
         self._free(content)
 
     def _free(self, content: AdapterContent) -> None:
-        self._free_slots.append(content.slot)
-        self._used_bytes -= content.size_bytes
-        content.state, content.slot = AdapterState.ABSENT, -1
+        self._places.give_back(content)
+        content.state = AdapterState.ABSENT
         self._draining.discard(content.digest)
 
     def _drop_nameless(self) -> None:
@@ -389,14 +342,9 @@ class AdapterTable:
         """Recompute every sum; raises InvariantError with the state printed. O(everything)."""
         contents = list(self._contents.values())
         placed = [content for content in contents if content.state is not AdapterState.ABSENT]
-        slots = [content.slot for content in placed]
         held = {request for content in contents for request in (*content.users, *content.waiting)}
         groups = {
-            "every slot is free or one content's": sorted(slots + self._free_slots)
-            == list(range(self._max_resident)),
-            "bytes add up within the budget": self._used_bytes
-            == sum(content.size_bytes for content in placed)
-            <= self._budget_bytes,
+            "slots and bytes are those of who has a place": self._places.agrees_with(placed),
             "names and contents agree": {name: x for x in contents for name in x.names} == self._names,
             "who has users is resident": all(x.state is AdapterState.RESIDENT for x in contents if x.users),
             "requests are in one place": held == self._requests.keys()
@@ -418,10 +366,9 @@ class AdapterTable:
             raise InvariantError(f"broken: {'; '.join(broken)}; state: {self!r} {contents!r}")
 
     def __repr__(self) -> str:
-        resident = sum(content.state is AdapterState.RESIDENT for content in self._contents.values())
         return (
-            f"<AdapterTable {len(self._names)} names, {resident} of {self._max_resident} resident in {self._used_bytes} of "
-            f"{self._budget_bytes} bytes | {len(self._requests) - self._waiting} using, {self._waiting} waiting>"
+            f"<AdapterTable {len(self._names)} names, {self._places!r} | {len(self._requests) - self._waiting} using, "
+            f"{self._waiting} waiting>"
         )
 
 
