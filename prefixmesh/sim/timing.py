@@ -3,12 +3,15 @@
 A step reads the weights once, computes the new tokens of those who prefill (attention makes a token dearer the more stand before it), and
 for each who decodes reads all its KV::
 
-    step = step_ms + sum over prefilled tokens at position p of (prefill_ms_per_token + p * prefill_ms_per_token2)
+    step = step_ms + sum over prefilled tokens at position p of (prefill_ms_per_token + 2 * p * prefill_ms_per_token2)
                    + sum over decoding sequences of (decode_ms_per_sequence + kv tokens * decode_ms_per_kv_token)
+
+So a prefill from ``a`` to ``b`` takes ``prefill_ms_per_token * (b - a) + prefill_ms_per_token2 * (b**2 - a**2)``, less a token's bend: the
+curve that workers measure and report, by the same names.
 
 Sums and not the larger of them: a real step overlaps some of it, never all. The profiles below are by arithmetic from a roofline and
 are not measured: half of a card's 990 TFLOP/s (bf16) and half of its 3.35 TB/s reached, two operations per parameter and token, and
-``4 * layers * attention width`` per token and token before it.
+``4 * layers * attention width`` per token and token before it, half of which is the curve's part.
 """
 
 import math
@@ -30,7 +33,7 @@ class TimingModel:
 
     prefill_ms_per_token: float
     prefill_ms_per_token2: float = 0.0
-    """What each token before it adds to a prefilled token."""
+    """Half of what each token before it adds to a prefilled token."""
 
     decode_ms_per_sequence: float = 0.0
     decode_ms_per_kv_token: float = 0.0
@@ -43,8 +46,8 @@ class TimingModel:
 
     def prefill_ms(self, tokens: int, before: int = 0) -> float:
         """Of ``tokens`` tokens after ``before`` ones, without the steps' own time. O(1)."""
-        positions = tokens * before + tokens * (tokens - 1) / 2
-        return tokens * self.prefill_ms_per_token + positions * self.prefill_ms_per_token2
+        doubled_positions = tokens * (2 * before + tokens - 1)
+        return tokens * self.prefill_ms_per_token + doubled_positions * self.prefill_ms_per_token2
 
     def decode_step_ms(self, sequences: int, kv_tokens: int) -> float:
         """A step of so many sequences that have so many tokens of KV together. O(1)."""
@@ -66,7 +69,7 @@ class TimingModel:
 H100_8B: Final = TimingModel(
     step_ms=9.6,
     prefill_ms_per_token=0.0323,
-    prefill_ms_per_token2=1.06e-6,
+    prefill_ms_per_token2=0.53e-6,
     decode_ms_per_sequence=0.0323,
     decode_ms_per_kv_token=7.8e-5,
 )
@@ -75,7 +78,7 @@ H100_8B: Final = TimingModel(
 H100X2_70B: Final = TimingModel(
     step_ms=41.8,
     prefill_ms_per_token=0.1414,
-    prefill_ms_per_token2=2.65e-6,
+    prefill_ms_per_token2=1.325e-6,
     decode_ms_per_sequence=0.1414,
     decode_ms_per_kv_token=9.8e-5,
 )
@@ -83,6 +86,6 @@ H100X2_70B: Final = TimingModel(
 arithmetic, with what the two cards have to tell each other left out."""
 
 QUICK: Final = TimingModel(
-    step_ms=2.0, prefill_ms_per_token=0.02, prefill_ms_per_token2=1e-6, decode_ms_per_sequence=0.05
+    step_ms=2.0, prefill_ms_per_token=0.02, prefill_ms_per_token2=0.5e-6, decode_ms_per_sequence=0.05
 )
 """Of no model: short steps, so that a test of processes is over soon and a long prompt is still seen to take its time."""

@@ -19,7 +19,7 @@ IDENTITY = ModelIdentity(vocab_size=VOCAB, context_length=4096)
 PLAIN = TimingModel(
     step_ms=10.0,
     prefill_ms_per_token=0.5,
-    prefill_ms_per_token2=0.01,
+    prefill_ms_per_token2=0.005,
     decode_ms_per_sequence=1.0,
     decode_ms_per_kv_token=0.1,
 )
@@ -152,8 +152,8 @@ def test_steps_take_what_the_timing_says() -> None:
     bench = Bench(EngineConfig(max_total_tokens=400, chunked_prefill_size=16))
     bench.submit("one", list(range(20)), 3)
     expected_ms = [
-        10 + 16 * 0.5 + 0.01 * sum(range(16)),
-        10 + 4 * 0.5 + 0.01 * sum(range(16, 20)),
+        10 + 16 * 0.5 + 0.005 * 2 * sum(range(16)),
+        10 + 4 * 0.5 + 0.005 * 2 * sum(range(16, 20)),
         10 + 1.0 + 0.1 * 21,
         10 + 1.0 + 0.1 * 22,
     ]
@@ -162,6 +162,12 @@ def test_steps_take_what_the_timing_says() -> None:
         bench.step()
         assert bench.time.now() - before == pytest.approx(step_ms / 1e3)
     assert not bench.engine.core.has_work
+
+
+def test_prefill_is_the_curve_that_workers_report_by_the_same_names() -> None:
+    a, b = 700, 1000
+    curve_ms = H100_8B.prefill_ms_per_token * (b - a) + H100_8B.prefill_ms_per_token2 * (b**2 - a**2)
+    assert H100_8B.prefill_ms(b - a, before=a) == pytest.approx(curve_ms, rel=1e-4)
 
 
 def test_prefill_in_pieces_takes_what_it_takes_whole() -> None:

@@ -74,7 +74,7 @@ def test_one_seed_is_one_run() -> None:
 
 def test_first_tokens_come_when_a_router_has_predicted_once_workers_have_measured_themselves() -> None:
     """From timing through the engine's rates, reports and columns to the cost's own terms: all mean one curve."""
-    steep = TimingModel(step_ms=2.0, prefill_ms_per_token=0.05, prefill_ms_per_token2=1e-4)
+    steep = TimingModel(step_ms=2.0, prefill_ms_per_token=0.05, prefill_ms_per_token2=5e-5)
     fleet = SimulatedFleet(replace(SMALL, workers=1, timing=steep), COST)
     lengths = [200, 3000, 800, 1500, 400, 2500, 1000, 4000] * 4
     for number, length in enumerate(lengths):
