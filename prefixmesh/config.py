@@ -6,6 +6,7 @@ here is one flag. The effective configuration is logged once at start through ``
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -33,6 +34,10 @@ DEFAULT_MODEL: Final = "smollm2"
 MAX_PAGE_SIZE: Final = 256
 MEMORY_STATE: Final = "memory://"
 FILE_STATE: Final = "file://"
+_ADDRESS: Final = re.compile(
+    r"(?:[A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9_.-]{1,32})?\]):(?P<port>[1-9][0-9]{0,4})"
+)
+"""A name of the network or an IPv4 address, or an IPv6 address with or without a zone: never what gRPC would take for another scheme."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,9 +242,8 @@ class RouterConfig:
 
 def is_address(text: str) -> bool:
     """Whether ``text`` is ``host:port`` with a port that can be called; IPv6 hosts stand in brackets."""
-    host, _, port = text.rpartition(":")
-    is_ipv6 = host.startswith("[") and host.endswith("]")
-    return bool(host) and port.isdecimal() and 1 <= int(port) <= 65535 and (":" not in host or is_ipv6)
+    parts = _ADDRESS.fullmatch(text)
+    return parts is not None and 1 <= int(parts["port"]) <= 65535
 
 
 def describe(config: Any) -> dict[str, Any]:
