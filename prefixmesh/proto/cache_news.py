@@ -4,9 +4,9 @@ What arrives is checked here once, and a message that breaks the form raises Inv
 is a broken stream.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from prefixmesh.cache.events import (
     CacheSummary,
@@ -23,6 +23,9 @@ from prefixmesh.errors import InvalidRequestError
 from prefixmesh.ids import Epoch, Fingerprint
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.worker_report import PagePool, WorkerReport
+
+MAX_RATE_MS: Final = 1e9
+"""Milliseconds: eleven days for one step or one token. No worker is so slow; who says so has divided by nearly nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,21 +203,23 @@ def _decode_report(report: pb.WorkerReport) -> WorkerReport:
             Epoch(report.place.epoch), _not_negative(report.place.sequence, "report.place.sequence"), states
         ),
         device_pool=PagePool(
-            total_pages=pool.total_pages,
-            free_pages=pool.free_pages,
-            evictable_pages=pool.evictable_pages,
-            protected_pages=pool.protected_pages,
+            total_pages=_not_negative(pool.total_pages, "report.tiers[0].pool.total_pages"),
+            free_pages=_not_negative(pool.free_pages, "report.tiers[0].pool.free_pages"),
+            evictable_pages=_not_negative(pool.evictable_pages, "report.tiers[0].pool.evictable_pages"),
+            protected_pages=_not_negative(pool.protected_pages, "report.tiers[0].pool.protected_pages"),
         ),
         running_requests=_not_negative(report.running_requests, "report.running_requests"),
         queued_requests=_not_negative(report.queued_requests, "report.queued_requests"),
         uncached_tokens=_not_negative(report.uncached_tokens, "report.uncached_tokens"),
-        prefill_ms_per_token=_rate(report.prefill.linear_ms_per_token, "report.prefill.linear_ms_per_token"),
-        prefill_ms_per_token2=_rate(
+        prefill_ms_per_token=check_rate(
+            report.prefill.linear_ms_per_token, "report.prefill.linear_ms_per_token"
+        ),
+        prefill_ms_per_token2=check_rate(
             report.prefill.quadratic_ms_per_token2, "report.prefill.quadratic_ms_per_token2"
         ),
-        decode_step_ms=_rate(report.decode_step_ms, "report.decode_step_ms"),
-        load_back_ms_per_token=_rate(report.load_back_ms_per_token, "report.load_back_ms_per_token"),
-        adapter_load_ms=_rate(report.adapter_load_ms, "report.adapter_load_ms"),
+        decode_step_ms=check_rate(report.decode_step_ms, "report.decode_step_ms"),
+        load_back_ms_per_token=check_rate(report.load_back_ms_per_token, "report.load_back_ms_per_token"),
+        adapter_load_ms=check_rate(report.adapter_load_ms, "report.adapter_load_ms"),
         resident_adapters=tuple(report.resident_adapters),
         draining=report.draining,
         unix_ms=report.unix_ms,
@@ -244,10 +249,11 @@ def _decode_names(packed: bytes, field: str, *, at_least: int = 0) -> tuple[Fing
     return unpack_names(packed)
 
 
-def _rate(value: float, field: str) -> float:
-    """Costs are compared as they come: one NaN would make every comparison false."""
-    if not (math.isfinite(value) and value >= 0.0):
-        raise InvalidRequestError(field, f"must be finite and not negative, got {value}")
+def check_rate(value: float, field: str) -> float:
+    """A measured rate as it is; raises InvalidRequestError. Costs are compared as they come, and means are kept as sums: one NaN would make
+    every comparison false, and a number beyond all measure would leave nothing of the others in a sum."""
+    if not 0.0 <= value <= MAX_RATE_MS:
+        raise InvalidRequestError(field, f"must be 0 to {MAX_RATE_MS:g}, got {value}")
     return value
 
 

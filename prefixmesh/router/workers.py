@@ -7,6 +7,7 @@ grows. Beside that the worker's cache and load are followed (``cache_stream``). 
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -17,10 +18,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE
 from prefixmesh.cache.hash_cache import HASH_BLOCK_SIZE
-from prefixmesh.errors import DeadlineError, PrefixmeshError, UnavailableError
+from prefixmesh.errors import DeadlineError, InvalidRequestError, PrefixmeshError, UnavailableError
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.ids import Incarnation, WorkerId
 from prefixmesh.proto.cache_counts import decode_cache_counts
+from prefixmesh.proto.cache_news import MAX_RATE_MS, check_rate
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2_grpc
 from prefixmesh.router.cache_stream import CacheStream, log_trust
@@ -46,6 +48,12 @@ LOOKUP_TIMEOUT_S: Final = 1.0
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 1.0
 """Pauses between rounds double from the first to this, so that a worker that comes back is seen within a second or two."""
+
+MAX_UNIX_MS: Final = 253_402_300_799_999
+"""The end of the year 9999: tickets expire by a worker's clock, and theirs are 64 bits."""
+
+LEAST_TOKENS_PER_S: Final = 1000.0 / MAX_RATE_MS
+"""What a rate in milliseconds can still tell."""
 
 REVIEW_INTERVAL_S: Final = 0.25
 """How late it is noticed that a worker has become silent, or that a ticket is over."""
@@ -270,7 +278,9 @@ class WorkerPool:
 
 
 def facts_of(answer: pb.DescribeResponse) -> WorkerFacts:
-    """What a worker's answer says, as the core reads it."""
+    """What a worker's answer says, as the core reads it. Raises InvalidRequestError for figures that nothing can be reckoned with."""
+    if not 0 <= answer.unix_ms <= MAX_UNIX_MS:
+        raise InvalidRequestError("unix_ms", f"must be 0 to {MAX_UNIX_MS}, got {answer.unix_ms}")
     match_units = {"radix": answer.page_size, "hash": HASH_BLOCK_SIZE}
     return WorkerFacts(
         worker_id=WorkerId(answer.worker_id),
@@ -288,10 +298,22 @@ def facts_of(answer: pb.DescribeResponse) -> WorkerFacts:
         total_tokens=answer.max_total_tokens,
         draining=answer.draining,
         resident_adapters=frozenset(adapter.digest for adapter in answer.adapters if adapter.resident),
-        rates=Rates(answer.rates.prefill_tokens_per_s, answer.rates.decode_step_ms),
+        rates=Rates(
+            _tokens_per_s(answer.rates.prefill_tokens_per_s),
+            check_rate(answer.rates.decode_step_ms, "rates.decode_step_ms"),
+        ),
         cache=decode_cache_counts(answer.cache) if answer.HasField("cache") else None,
         adapters={adapter.name: adapter.digest for adapter in answer.adapters},
     )
+
+
+def _tokens_per_s(rate: float) -> float:
+    if rate and not LEAST_TOKENS_PER_S <= rate < math.inf:
+        raise InvalidRequestError(
+            "rates.prefill_tokens_per_s",
+            f"must be 0, or at least {LEAST_TOKENS_PER_S:g} and finite, got {rate}",
+        )
+    return rate
 
 
 def _now() -> float:

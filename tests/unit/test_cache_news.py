@@ -125,6 +125,16 @@ TIERS = [pb.TierReport(), pb.TierReport()]
             "report.adapter_load_ms",
         ),
         (
+            pb.WatchCacheResponse(report=pb.WorkerReport(tiers=TIERS, load_back_ms_per_token=1e300)),
+            "report.load_back_ms_per_token",
+        ),
+        (
+            pb.WatchCacheResponse(
+                report=pb.WorkerReport(tiers=[pb.TierReport(pool=pb.PoolState(free_pages=-1)), *TIERS[:1]])
+            ),
+            "report.tiers[0].pool.free_pages",
+        ),
+        (
             pb.WatchCacheResponse(
                 report=pb.WorkerReport(tiers=TIERS, prefill=pb.PrefillRate(quadratic_ms_per_token2=-1e-9))
             ),

@@ -1,0 +1,35 @@
+"""A worker's answer about itself is taken as it is, or refused where decisions could not reckon with its figures."""
+
+import math
+
+import pytest
+
+from prefixmesh.errors import InvalidRequestError
+from prefixmesh.proto.v1 import worker_control_pb2 as pb
+from prefixmesh.router.workers import LEAST_TOKENS_PER_S, MAX_UNIX_MS, facts_of
+
+
+def test_measured_figures_come_through() -> None:
+    answer = pb.DescribeResponse(
+        unix_ms=MAX_UNIX_MS, rates=pb.Rates(prefill_tokens_per_s=LEAST_TOKENS_PER_S, decode_step_ms=30.0)
+    )
+    assert facts_of(answer).rates == (LEAST_TOKENS_PER_S, 30.0)
+    assert facts_of(pb.DescribeResponse()).rates == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -1.0, 5e-324])
+def test_a_prefill_rate_that_makes_no_milliseconds_is_refused(rate: float) -> None:
+    with pytest.raises(InvalidRequestError, match=r"rates\.prefill_tokens_per_s"):
+        facts_of(pb.DescribeResponse(rates=pb.Rates(prefill_tokens_per_s=rate)))
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -1.0, 1e300])
+def test_a_decode_step_of_no_measure_is_refused(rate: float) -> None:
+    with pytest.raises(InvalidRequestError, match=r"rates\.decode_step_ms"):
+        facts_of(pb.DescribeResponse(rates=pb.Rates(decode_step_ms=rate)))
+
+
+@pytest.mark.parametrize("unix_ms", [-(2**63), -1, MAX_UNIX_MS + 1, 2**63 - 1])
+def test_a_clock_that_no_ticket_can_tell_is_refused(unix_ms: int) -> None:
+    with pytest.raises(InvalidRequestError, match="unix_ms"):
+        facts_of(pb.DescribeResponse(unix_ms=unix_ms))
