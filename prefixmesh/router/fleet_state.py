@@ -34,14 +34,23 @@ class FleetState:
     """Registry, views and columns of all workers. Not thread-safe: one loop owns it."""
 
     def __init__(self, expected: Expected, max_blocks: int) -> None:
-        self.columns = FleetColumns()
+        self._columns = FleetColumns()
+        # Workers whose load the columns do not tell yet.
+        self._untold: set[WorkerEntry] = set()
         self.registry = WorkerRegistry(expected)
-        self.view = FleetView(max_blocks, self.columns)
+        self.view = FleetView(max_blocks, self._columns)
         self._by_row: dict[int, WorkerEntry] = {}
         self._reviews = -1
 
     def __repr__(self) -> str:
         return f"{self.registry!r}, {self.view!r}"
+
+    @property
+    def columns(self) -> FleetColumns:
+        """All that decisions read. O(1) for each worker whose load has changed since the last reading."""
+        while self._untold:
+            self._tell_load(self._untold.pop())
+        return self._columns
 
     def at_row(self, row: int) -> WorkerEntry:
         """The worker of a row."""
@@ -51,7 +60,7 @@ class FleetState:
         """Know a worker; False when it was known already. Raises OverloadedError when there are too many."""
         if self.registry.get(endpoint) is not None:
             return False
-        row = self.columns.open_row(endpoint)
+        row = self._columns.open_row(endpoint)
         self.registry.add(endpoint)
         entry = self._by_row[row] = self._entry(endpoint)
         entry.row = row
@@ -65,7 +74,7 @@ class FleetState:
             return False
         self.registry.remove(endpoint)
         self.view.remove(endpoint)
-        self.columns.close_row(entry.row)
+        self._columns.close_row(entry.row)
         del self._by_row[entry.row]
         self.tell_ready()
         return True
@@ -78,8 +87,8 @@ class FleetState:
             return False
         if is_new_life:
             self.view.new_life(endpoint, now)
-            self.tell_load(entry)
-        self.columns.set_facts(
+            self.load_changed(entry)
+        self._columns.set_facts(
             entry.row,
             match_unit=facts.match_unit,
             places=facts.max_running_requests,
@@ -88,7 +97,7 @@ class FleetState:
         )
         if entry.report is None:
             prefill_rate = facts.rates.prefill_tokens_per_s
-            self.columns.set_rates(
+            self._columns.set_rates(
                 entry.row,
                 prefill_ms_per_token=1000.0 / prefill_rate if prefill_rate > 0.0 else 0.0,
                 prefill_ms_per_token2=0.0,
@@ -106,12 +115,12 @@ class FleetState:
             return Opening(None, Incarnation(0))
         entry.awaits_first_report = True
         entry.load.on_opened()
-        self.tell_load(entry)
+        self.load_changed(entry)
         return Opening(self.view.opened(endpoint, report_interval_s, now), entry.load.incarnation)
 
     def on_report(self, entry: WorkerEntry, report: WorkerReport) -> None:
         """Take over a worker's own word on its load, its rates and its pool. O(ids + own reservations of it)."""
-        row, columns = entry.row, self.columns
+        row, columns = entry.row, self._columns
         entry.report = report
         columns.set_rates(
             row,
@@ -139,7 +148,7 @@ class FleetState:
                 prefilled=report.prefilled,
             )
         )
-        self.tell_load(entry)
+        self.load_changed(entry)
         if self.registry.draining_changed(entry.endpoint, draining=report.draining):
             self.tell_ready()
 
@@ -155,35 +164,28 @@ class FleetState:
         """What a worker said of its load is too old. O(own reservations of it)."""
         entry.report = None
         entry.load.forget_report()
-        self.tell_load(entry)
+        self.load_changed(entry)
 
-    def tell_load(self, entry: WorkerEntry) -> None:
-        """Write a worker's load where decisions read it. Of a worker that was removed: nothing. O(1)."""
-        if self._by_row.get(entry.row) is entry:
-            total = entry.load.total
-            self.columns.set_load(
-                entry.row,
-                in_flight=total.in_flight,
-                waiting_prefill_ms=total.prefill_ms,
-                decode_work_ms=total.decode_ms,
-            )
+    def load_changed(self, entry: WorkerEntry) -> None:
+        """A worker's load is another: the next decision reads it. A request changes it four times or more from its decision to its end."""
+        self._untold.add(entry)
 
     def tell_ready(self) -> None:
         """Write who may be sent requests where decisions read it. O(workers) after a change, else O(1)."""
         if self._reviews != self.registry.reviews:
             self._reviews = self.registry.reviews
             for entry in self.registry:
-                self.columns.set_usable(entry.row, usable=entry.ready)
+                self._columns.set_usable(entry.row, usable=entry.ready)
 
     def rows_with_adapter(self, name: str, digest: str) -> Mask:
         """Rows of ready workers that have this content under this name. O(workers)."""
-        rows = np.zeros(self.columns.rows, dtype=np.bool_)
+        rows = np.zeros(self._columns.rows, dtype=np.bool_)
         rows[[entry.row for entry in self.registry.ready if entry.has_adapter(name, digest)]] = True
         return rows
 
     def rows_without_resident(self, digest: str) -> Mask:
         """Rows that would have to load the adapter of this content first. O(workers)."""
-        rows = np.zeros(self.columns.rows, dtype=np.bool_)
+        rows = np.zeros(self._columns.rows, dtype=np.bool_)
         rows[[entry.row for entry in self.registry.ready if not entry.has_resident(digest)]] = True
         return rows
 
@@ -192,7 +194,7 @@ class FleetState:
         rows = [entry.row for endpoint in endpoints if (entry := self.registry.get(endpoint)) is not None]
         if not rows:
             return allowed
-        left = np.ones(self.columns.rows, dtype=np.bool_) if allowed is None else allowed
+        left = np.ones(self._columns.rows, dtype=np.bool_) if allowed is None else allowed
         left[rows] = False
         return left
 
@@ -201,6 +203,16 @@ class FleetState:
         self.view.check_invariants()
         for entry in self.registry:
             entry.load.check_invariants()
+
+    def _tell_load(self, entry: WorkerEntry) -> None:
+        if self._by_row.get(entry.row) is entry:  # else it was removed
+            total = entry.load.total
+            self._columns.set_load(
+                entry.row,
+                in_flight=total.in_flight,
+                waiting_prefill_ms=total.prefill_ms,
+                decode_work_ms=total.decode_ms,
+            )
 
     def _entry(self, endpoint: Endpoint) -> WorkerEntry:
         entry = self.registry.get(endpoint)

@@ -56,7 +56,7 @@ class Placements:
         self._open[placement.request_id] = placement
         if placement.expires_at is not None:
             heapq.heappush(self._tickets, (placement.expires_at, placement.request_id))
-        self._fleet.tell_load(placement.entry)
+        self._fleet.load_changed(placement.entry)
 
     def end(self, placement: Placement, now: float, left: Sequence[Sequence[Fingerprint]]) -> None:
         """Settle, and let stay for a while what the request has ``left`` there: its prompt, each as an answer goes on from it. Ended
@@ -136,7 +136,7 @@ class Placements:
     def _close(self, placement: Placement) -> None:
         placement.reservation.settle()
         del self._open[placement.request_id]
-        self._fleet.tell_load(placement.entry)
+        self._fleet.load_changed(placement.entry)
 
     def _end_what_is_gone(self, entry: WorkerEntry, running: Collection[str]) -> None:
         """Requests that pass through this router know their own end."""

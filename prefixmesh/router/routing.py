@@ -209,7 +209,7 @@ class RouterCore:
         entry.totals.cached_tokens += cached_tokens
         entry.errors.cached_tokens.add(placement.predicted_cached_tokens, cached_tokens)
         placement.reservation.accept(placement.curve.cost_ms(cached_tokens, request.prompt_tokens))
-        self.fleet.tell_load(entry)
+        self.fleet.load_changed(entry)
         if cached_tokens < placement.predicted_cached_tokens and self._placements.is_current(placement):
             lingering = self._placements.lingering(placement)
             lingering.take_back(request.fingerprints, cached_tokens // self._block_size)
@@ -219,7 +219,7 @@ class RouterCore:
         waited_ms = 1000.0 * (now - placement.routed_at)
         placement.entry.errors.first_token_ms.add(placement.predicted_first_token_ms, waited_ms)
         placement.reservation.first_token()
-        self.fleet.tell_load(placement.entry)
+        self.fleet.load_changed(placement.entry)
 
     def finished(self, placement: Placement, now: float, named: Iterable[Sequence[Fingerprint]] = ()) -> None:
         """The request ended well; each of ``named`` names the blocks of the prompt and one of its answers, which the worker holds now.
