@@ -35,6 +35,12 @@ REPORTS_PER_INTERVAL: Final = 2
 MAX_REPORTS_PER_S: Final = 2_000
 """Of all workers together: some 50 µs each, a tenth of a router's time."""
 
+MOST_OFF: Final = 1.25
+"""How far the interval that a stream was opened with may be from what the fleet's size asks for now, up or down. Then it is opened anew,
+where it was: so a fleet that grows worker by worker keeps near the bound, and each stream begins anew once in so much growth."""
+
+_RESIZED: Final = "fleet_resized"
+
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
 """Pauses between streams double from the first to this: a snapshot of a large cache is no small thing to ask for twice a second."""
@@ -79,7 +85,7 @@ class CacheStream:
                 await asyncio.Event().wait()
             if self._has_proved:
                 pause_s = FIRST_PAUSE_S
-                if cause == Need.SNAPSHOT.value:
+                if cause in _AT_ONCE:
                     continue
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -87,9 +93,9 @@ class CacheStream:
     async def _read_one(self) -> str:
         """One stream from its beginning to its end; why it has ended."""
         self._has_proved = False
-        cause, detail, is_void = Need.SNAPSHOT.value, "", False
+        detail, is_void = "", False
         try:
-            await self._read()
+            cause = await self._read()
         except TimeoutError:
             cause = "silent"
         except InvalidRequestError as error:
@@ -112,8 +118,8 @@ class CacheStream:
         log_trust(self._core)
         return cause
 
-    async def _read(self) -> None:
-        """Feed the core until it asks for a snapshot. Raises what the stream ends in, TimeoutError when it is silent."""
+    async def _read(self) -> str:
+        """Feed the core until it asks for a snapshot, or reports come too often or too seldom; which it was. Raises what the stream ends in, TimeoutError when it is silent."""
         interval_s = report_interval_s(len(self._core.registry))
         opening = self._core.fleet.opened(self._endpoint, interval_s, self._clock())
         request = pb.WatchCacheRequest(
@@ -127,12 +133,18 @@ class CacheStream:
                 while (message := await call.read()) is not grpc.aio.EOF:
                     patience.heard()
                     if self._take(message, opening.incarnation, self._clock()) is Need.SNAPSHOT:
-                        return
+                        return Need.SNAPSHOT.value
+                    if self._has_proved and self._is_off(interval_s):
+                        return _RESIZED
             raise UnavailableError("it ended its cache stream")
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         finally:
             call.cancel()
+
+    def _is_off(self, interval_s: float) -> bool:
+        wanted_s = report_interval_s(len(self._core.registry))
+        return not interval_s / MOST_OFF < wanted_s < interval_s * MOST_OFF
 
     def _take(self, message: pb.WatchCacheResponse, incarnation: Incarnation, now: float) -> Need:
         news = decode_news(message)
@@ -170,8 +182,11 @@ class _Patience:
             self._timeout.reschedule(now + self._silence_s)
 
 
-_PASSING: Final = frozenset({Need.SNAPSHOT.value, "UNAVAILABLE"})
-"""Ends that are told elsewhere, too: by the view's change, or by the link to the worker."""
+_AT_ONCE: Final = frozenset({Need.SNAPSHOT.value, _RESIZED})
+"""Ends after which the next stream begins without a pause, where this one had proved the view."""
+
+_PASSING: Final = frozenset({*_AT_ONCE, "UNAVAILABLE"})
+"""Ends that are no trouble, or told elsewhere, too: by the view's change, or by the link to the worker."""
 
 
 def report_interval_s(workers: int) -> float:

@@ -216,3 +216,24 @@ def test_all_workers_together_report_at_most_two_thousand_times_a_second(
     """F30: and whatever the interval, a silence is at least three of them."""
     assert cache_stream.report_interval_s(workers) == pytest.approx(interval_s)
     assert fleet_view.silence_of(interval_s) >= 3 * interval_s
+
+
+async def test_a_stream_reports_as_often_as_the_size_of_the_fleet_allows_by_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fleet that grows or shrinks worker by worker; no stream asks for a snapshot because of that."""
+    monkeypatch.setattr(cache_stream, "MAX_REPORTS_PER_S", 20)
+    more = ("127.0.0.1:1", "127.0.0.1:2")
+    async with running_router(1) as router:
+        await ask(router, 1)
+        told = router.workers[0].told
+        await eventually(lambda: is_exact(router))
+        assert told.asked_interval_ms == 100
+        for address in more:
+            router.server.add_worker(address)
+        await eventually(lambda: told.asked_interval_ms == 300)
+        for address in more:
+            router.server.remove_worker(address)
+        await eventually(lambda: told.asked_interval_ms == 100)
+        await eventually(lambda: is_exact(router))
+        assert not followed_at(router).view.causes

@@ -26,6 +26,9 @@ class ToldBlocks:
         self.streams = 0
         """How many were begun."""
 
+        self.asked_interval_ms = 0
+        """How often the last of them was to report."""
+
         self.silent = asyncio.Event()
         """Set: streams say nothing more."""
 
@@ -72,6 +75,7 @@ class ToldBlocks:
     async def watch(self, request: pb.WatchCacheRequest) -> AsyncGenerator[pb.WatchCacheResponse]:
         """One reader's stream."""
         self.streams += 1
+        self.asked_interval_ms = request.report_interval_ms
         place = decode_place(request)
         told = 0
         if place is None or self.publisher.events_since(*place) is None:
