@@ -124,14 +124,6 @@ class Costs(NamedTuple):
         )
 
 
-def prefill_work_ms(columns: FleetColumns, row: int, prompt_tokens: int, cached_tokens: int) -> float:
-    """Milliseconds that a worker needs for what is not cached of a prompt: what a reservation claims of it."""
-    rates = columns.rates
-    uncached = max(prompt_tokens - cached_tokens, 0)
-    bend_ms = rates.quadratic.item(row) * (prompt_tokens + cached_tokens)
-    return float((rates.linear.item(row) + bend_ms) * uncached)
-
-
 def decode_work_ms(columns: FleetColumns, row: int, max_tokens: int | None, branches: int) -> float:
     """Milliseconds that an answer, or each of several, is expected to add to the steps that it shares with others: arithmetic, of which a
     token that is decoded takes as much as one of a prompt. A caller's limit bounds its length from above."""

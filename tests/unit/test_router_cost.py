@@ -13,10 +13,10 @@ from prefixmesh.router.cost import (
     CandidateTerms,
     Demand,
     decode_work_ms,
-    prefill_work_ms,
 )
 from prefixmesh.router.fleet_columns import ANSWER_TOKENS
 from prefixmesh.router.measured_rates import PRIOR_ADAPTER_LOAD_MS
+from prefixmesh.router.placement import PrefillCurve
 from prefixmesh.router.policy import PolicyConfig
 from tests.support.column_fleet import COST, DECODE_MS, PREFILL_MS, Worker, column_fleet
 
@@ -134,8 +134,9 @@ def test_reservations_claim_what_the_cost_counts() -> None:
     """The work that is booked for a request is the work that its decision counted."""
     fleet = column_fleet([Worker(device=600, quadratic=1e-4)])
     (terms,) = fleet.terms(1000)
-    assert prefill_work_ms(fleet.columns, 0, 1000, 600) == pytest.approx(terms.prefill_ms)
-    assert prefill_work_ms(fleet.columns, 0, 1000, 1000) == 0.0
+    curve = PrefillCurve(PREFILL_MS, 1e-4)
+    assert curve.cost_ms(600, 1000) == pytest.approx(terms.prefill_ms)
+    assert curve.cost_ms(1000, 1000) == 0.0
     assert decode_work_ms(fleet.columns, 0, None, 1) == ANSWER_TOKENS * PREFILL_MS
     assert decode_work_ms(fleet.columns, 0, 10_000, 2) == 2 * ANSWER_TOKENS * PREFILL_MS
     assert decode_work_ms(fleet.columns, 0, 3, 1) == 3 * PREFILL_MS, "a short limit is believed"
