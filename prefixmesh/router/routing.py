@@ -171,7 +171,7 @@ class RouterCore:
             allowed = self._newcomers.hold_back(able_rows(self.fleet.columns, allowed, demand), now)
         decision = self._decide(request, allowed, self._matches(request), demand)
         if decision is None:
-            raise self._no_candidate_error(exclude)
+            raise self._no_candidate_error(request, exclude)
         self._turn += decision.was_tie
         self._newcomers.taken(decision.row)
         if self._policy.affinity_ms:
@@ -330,10 +330,17 @@ class RouterCore:
     def _new_id(self) -> RequestId:
         return RequestId(f"{self._draw():016x}{self._draw():016x}")
 
-    def _no_candidate_error(self, exclude: Collection[Endpoint]) -> UnavailableError:
-        if any(entry.endpoint not in exclude for entry in self.registry.ready):
-            return UnavailableError("no worker that is ready now has a context long enough for this request")
-        return self.registry.no_worker_error()
+    def _no_candidate_error(self, request: RouteRequest, exclude: Collection[Endpoint]) -> UnavailableError:
+        if not self.registry.ready:
+            return self.registry.no_worker_error()
+        left = [entry for entry in self.registry.ready if entry.endpoint not in exclude]
+        if not left:
+            return UnavailableError("no worker is ready that the caller has not excluded")
+        if not any(entry.has_adapter(request.adapter, request.adapter_digest) for entry in left):
+            return UnavailableError(
+                f"no worker is ready that has the adapter {shown_name(request.adapter)} and that the caller has not excluded"
+            )
+        return UnavailableError("no worker that is ready now has a context long enough for this request")
 
 
 def _why_not(entry: WorkerEntry, request: RouteRequest, exclude: Collection[Endpoint]) -> str:

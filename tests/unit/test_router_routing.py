@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -257,6 +258,17 @@ def test_request_goes_only_where_it_fits() -> None:
     assert {core.route(prompt(unique(i, 990), max_tokens=16), NOW).endpoint for i in range(6)} == {"w1"}
     with pytest.raises(UnavailableError, match="context long enough"):
         core.route(prompt(unique(1, 990), max_tokens=16), NOW, exclude={W1})
+
+
+def test_a_caller_that_has_excluded_everybody_is_told_so() -> None:
+    """And not that no worker is known, or that its prompt is too long."""
+    core = make_core(2)
+    with pytest.raises(UnavailableError, match="that the caller has not excluded"):
+        core.route(prompt(unique(1, 100)), NOW, exclude={W0, W1})
+    core.described(W0, facts("w0", adapters={"law": "digest"}), NOW)
+    with_adapter = replace(prompt(unique(1, 100)), adapter="law", adapter_digest="digest")
+    with pytest.raises(UnavailableError, match="has the adapter 'law' and that the caller has not excluded"):
+        core.route(with_adapter, NOW, exclude={W0})
 
 
 def test_nobody_ready_says_why() -> None:
