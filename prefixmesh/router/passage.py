@@ -16,6 +16,7 @@ from prefixmesh.router.placement import Placement
 from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.text.prompts import PromptBuilder
+from prefixmesh.tokens import count
 
 
 class Passage:
@@ -81,7 +82,9 @@ class Passage:
             self._core.failed(self._placement, self._clock())
 
     def _on_started(self, started: pb.Started) -> None:
-        self.cached_tokens = started.cached_tokens.device + started.cached_tokens.host
+        told = started.cached_tokens.device + started.cached_tokens.host
+        # One worker that miscounts must not spoil the sums of all its requests.
+        self.cached_tokens = min(max(0, told), self._most_cached)
         self._core.accepted(self._placement, self.cached_tokens, self._clock())
         started.request_id = self._request_id
         started.model = self._model
@@ -109,6 +112,10 @@ class Passage:
         if self._is_worth_remembering:
             for branch in self._read():
                 self._remember(branch)
+
+    @property
+    def _most_cached(self) -> int:
+        return self._prepared.route.prompt_tokens + count(self._prepared.resumed)
 
     @property
     def _is_worth_remembering(self) -> bool:

@@ -54,6 +54,18 @@ async def test_answer_is_the_workers_with_the_routing_told() -> None:
         assert again.finished.usage.prompt_tokens == 200
 
 
+@pytest.mark.parametrize("told", [-1, 2**63 - 1])
+async def test_a_worker_that_miscounts_what_it_found_spoils_neither_the_answer_nor_the_totals(
+    told: int,
+) -> None:
+    async with running_router(1, script=Script(cached_tokens=told)) as router:
+        for _ in range(2):
+            answer = await router.generate(token_request(PROMPT))
+            assert answer.token_ids == deterministic_answer(pack(PROMPT))
+        (worker,) = await router.list_workers()
+        assert worker.cached_tokens == (0 if told < 0 else 2 * len(PROMPT))
+
+
 async def test_worker_gets_tokens_a_ticket_and_the_sampling() -> None:
     """What is sent: packed tokens, the router's request id, tenant and namespace in the ticket, sampling as given."""
     async with running_router(1) as router:
