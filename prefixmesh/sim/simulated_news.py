@@ -164,7 +164,10 @@ class NewsReader:
                 return
             part = snapshot.next_part(PART_BLOCKS)
             if part is not None:
-                self._send(part)
+                if not self._stream.send(part):
+                    snapshot.close()
+                    self.cut_off()
+                    return
                 self._room.sim.call_later(PART_S, next_part)
                 return
             # Void by a flush: the reader is told of that next.

@@ -6,7 +6,9 @@ import random
 import pytest
 
 from prefixmesh.cache.tier import Tier
+from prefixmesh.proto.cache_news import News
 from prefixmesh.router.worker_view import Trust
+from prefixmesh.sim import simulated_news
 from prefixmesh.sim.faults import Fault, FaultKind, FaultScript
 from prefixmesh.sim.network import LinkQuality
 from tests.support.simulated_views import Scene
@@ -129,6 +131,20 @@ def test_crash_breaks_all_streams_and_the_next_life_begins_empty() -> None:
     scene.sim.run_until(4.0)
     assert (again.end, again.cached) == ("length", 0)
     assert scene.worker.life.incarnation != before
+    check(scene)
+
+
+def test_a_reader_that_takes_nothing_of_its_snapshot_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated_news, "PART_BLOCKS", 1)
+    scene = Scene(0)
+    scene.ask_for([place % 50 for place in range(200)], 3)
+    scene.sim.run_for(QUIET_S)
+    news: list[News] = []
+    stream = scene.network.open_stream("worker", "reader", news.append, lambda: None, buffer=1)
+    stream.pause()
+    scene.worker.watch(stream, None, 0.1, "")
+    scene.sim.run_for(QUIET_S)
+    assert not stream.is_open
     check(scene)
 
 
