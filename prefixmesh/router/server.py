@@ -151,24 +151,7 @@ class RouterServer:
 
     async def _serve(self, server: grpc.aio.Server, model: RouterModel, store: StateStore) -> None:
         config = self._config
-        core = self._core = RouterCore(
-            Expected(
-                model_revision=model.revision,
-                tokenizer_digest=model.tokenizer_digest,
-                protocol_version=PROTOCOL_VERSION,
-                fingerprint_version=FINGERPRINT_VERSION,
-                block_size=config.block_size,
-            ),
-            PolicyConfig(
-                policy=config.policy,
-                spill_weight=config.spill_weight,
-                affinity_ms=config.affinity_ms,
-                slow_start_s=config.slow_start_s,
-            ),
-            block_size=config.block_size,
-            max_tree_blocks=config.max_tree_blocks,
-            draw=partial(secrets.randbits, 64),
-        )
+        core = self._core = _make_core(config, model)
         pool = self._pool = WorkerPool(core, self._secret, self._router_id, self._ready_changed.set)
         pool.start()
         preparer = self._preparer = RequestPreparer(
@@ -262,6 +245,27 @@ class RouterServer:
             self._preparer.close()
         if self._store is not None:
             await self._store.close()
+
+
+def _make_core(config: RouterConfig, model: RouterModel) -> RouterCore:
+    return RouterCore(
+        Expected(
+            model_revision=model.revision,
+            tokenizer_digest=model.tokenizer_digest,
+            protocol_version=PROTOCOL_VERSION,
+            fingerprint_version=FINGERPRINT_VERSION,
+            block_size=config.block_size,
+        ),
+        PolicyConfig(
+            policy=config.policy,
+            spill_weight=config.spill_weight,
+            affinity_ms=config.affinity_ms,
+            slow_start_s=config.slow_start_s,
+        ),
+        block_size=config.block_size,
+        max_tree_blocks=config.max_tree_blocks,
+        draw=partial(secrets.randbits, 64),
+    )
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
