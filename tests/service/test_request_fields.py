@@ -13,6 +13,7 @@ from prefixmesh.config import EngineConfig
 from prefixmesh.errors import InvalidRequestError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2 as control_pb
+from prefixmesh.requests import MAX_SESSION_BYTES
 from prefixmesh.tokens import count, pack
 from tests.support.fake_engine import fake_worker
 from tests.support.routed_worker import router_before
@@ -44,6 +45,7 @@ EVERY_FIELD: Final[dict[str, dict[str, Any]]] = {
     "branches": {"branches": 3},
     "priority": {"priority": -100},
     "queue_timeout_ms": {"queue_timeout_ms": 3_600_000},
+    "session": {"session": "\x00" * MAX_SESSION_BYTES},
 }
 EVERY_SAMPLING_FIELD: Final[dict[str, dict[str, Any]]] = {
     "temperature": {"temperature": 100.0},

@@ -10,6 +10,7 @@ from prefixmesh.errors import (
     InvalidRequestError,
     PrefixmeshError,
     UnavailableError,
+    UnsupportedError,
 )
 from prefixmesh.rpc.status import from_rpc_error
 
@@ -25,7 +26,7 @@ def foreign_error(code: grpc.StatusCode, details: str | None = "as they said") -
         (grpc.StatusCode.UNAUTHENTICATED, AuthenticationError),
         (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError),
         (grpc.StatusCode.DATA_LOSS, InternalError),
-        (grpc.StatusCode.UNIMPLEMENTED, InternalError),
+        (grpc.StatusCode.UNIMPLEMENTED, UnsupportedError),
     ],
 )
 def test_a_status_of_foreign_origin_is_mapped_by_its_code(
