@@ -27,6 +27,9 @@ class TicketGate:
         self._expiries: list[tuple[int, RequestId]] = []
         """A heap: the next to expire first."""
 
+        self._forgotten_ms = 0
+        """The latest expiry among the forgotten: were the clock set back, those would come in again."""
+
     def __len__(self) -> int:
         """Used tickets that are remembered."""
         return len(self._used)
@@ -39,6 +42,8 @@ class TicketGate:
             late_s = (now_unix_ms - ticket.expires_unix_ms) / 1000
             raise ExpiredTicketError(f"the ticket expired {late_s:.1f} s ago by this worker's clock")
         self._forget_expired(now_unix_ms)
+        if ticket.expires_unix_ms <= self._forgotten_ms:
+            raise ExpiredTicketError("the ticket had expired before this worker's clock was set back")
         if ticket.request_id in self._used:
             raise UsedTicketError("this ticket was used already: each admits one call")
         if len(self._used) >= self._max_used:
@@ -48,7 +53,8 @@ class TicketGate:
 
     def _forget_expired(self, now_unix_ms: int) -> None:
         while self._expiries and self._expiries[0][0] < now_unix_ms:
-            self._used.discard(heapq.heappop(self._expiries)[1])
+            self._forgotten_ms, request_id = heapq.heappop(self._expiries)
+            self._used.discard(request_id)
 
 
 def check_limits(ticket: Ticket, *, prompt_tokens: int, max_tokens: int, branches: int) -> None:

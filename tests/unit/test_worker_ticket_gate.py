@@ -46,6 +46,15 @@ def test_used_ticket_is_refused_up_to_its_expiry_and_forgotten_after_it() -> Non
             gate.admit(ticket(f"t{number}", 1000 + number), 1050)
 
 
+def test_clock_that_is_set_back_lets_no_forgotten_ticket_in_again() -> None:
+    gate = TicketGate()
+    gate.admit(ticket("a", 1000), 900)
+    gate.admit(ticket("b", 3000), 2000)
+    with pytest.raises(ExpiredTicketError, match="set back"):
+        gate.admit(ticket("a", 1000), 900)
+    gate.admit(ticket("c", 1001), 900)
+
+
 def test_more_tickets_than_can_be_remembered_are_refused_until_one_expires() -> None:
     """To forget one instead would let it in a second time."""
     gate = TicketGate(max_used=2)
