@@ -53,7 +53,10 @@ def list_(*, as_json: bool, **values: Any) -> None:
 @click.argument("worker", metavar="HOST:PORT")
 @connection_options
 def add(*, worker: str, **values: Any) -> None:
-    """Have the router follow the worker at HOST:PORT. It need not be there yet, and comes back with a router whose state is in a file."""
+    """Have the router follow the worker at HOST:PORT. It need not be there yet, and comes back with a router whose state is in a file.
+
+    Each worker needs a --worker-id of its own. `prefixmesh workers list` shows under state why one is not used.
+    """
     from prefixmesh.proto.v1 import router_pb2 as pb
 
     with open_router(values) as call:

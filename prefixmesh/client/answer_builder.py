@@ -82,7 +82,7 @@ class AnswerBuilder:
     def end(self) -> Answer:
         """The answer, once the stream has ended well; raises InternalError when it ended too early."""
         if self.answer is None:
-            raise InternalError("the stream ended before the answer did")
+            raise InternalError("the stream ended before the answer did, or was not read to its end")
         return self.answer
 
     def _start(self, event: pb.Started) -> None:
