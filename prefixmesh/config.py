@@ -220,8 +220,7 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         _check_port(self.port)
-        if not self.state.startswith((MEMORY_STATE, FILE_STATE)):
-            raise ConfigError(f"state must be {MEMORY_STATE} or {FILE_STATE}PATH, got {self.state!r}")
+        check_state_url(self.state)
         if not self.workers and self.state == MEMORY_STATE:
             raise ConfigError(
                 f"workers must name at least one address, or state a file that remembers some ({FILE_STATE}PATH)"
@@ -244,6 +243,12 @@ def is_address(text: str) -> bool:
     """Whether ``text`` is ``host:port`` with a port that can be called; IPv6 hosts stand in brackets."""
     parts = _ADDRESS.fullmatch(text)
     return parts is not None and 1 <= int(parts["port"]) <= 65535
+
+
+def check_state_url(url: str) -> None:
+    """Raise ConfigError for a state that is neither memory nor a file."""
+    if url != MEMORY_STATE and not (url.startswith(FILE_STATE) and len(url) > len(FILE_STATE)):
+        raise ConfigError(f"state must be {MEMORY_STATE} or {FILE_STATE}PATH, got {url!r}")
 
 
 def describe(config: Any) -> dict[str, Any]:

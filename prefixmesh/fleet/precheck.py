@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from prefixmesh.adapter_names import split_adapter_setting
-from prefixmesh.config import FILE_STATE
+from prefixmesh.config import FILE_STATE, MEMORY_STATE, check_state_url
 from prefixmesh.errors import ConfigError, InvalidRequestError
 from prefixmesh.fleet.plan import FleetRequest
 from prefixmesh.model_files.adapter_folder import AdapterRoot
@@ -26,7 +26,7 @@ _CLIENT_SCHEME: Final = "ray://"
 def check_request(request: FleetRequest) -> FleetRequest:
     """``request`` with the paths of its keys file, state and adapter root made absolute, for an actor has a working folder of its own.
 
-    Raises ConfigError for a package that is not installed, a keys file that cannot be read, an adapter root that is no folder and a router
+    Raises ConfigError for a package that is not installed, a state of no known kind, a keys file that cannot be read, an adapter root that is no folder and a router
     port that is taken. Reads one file and binds one socket for a moment.
     """
     _check_installed(request)
@@ -44,7 +44,8 @@ def check_request(request: FleetRequest) -> FleetRequest:
 
 
 def _absolute_state(state: str) -> str:
-    if not state.startswith(FILE_STATE) or state == FILE_STATE:
+    check_state_url(state)
+    if state == MEMORY_STATE:
         return state
     return f"{FILE_STATE}{Path(state.removeprefix(FILE_STATE)).expanduser().absolute()}"
 

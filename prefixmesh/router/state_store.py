@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from prefixmesh.config import FILE_STATE, MEMORY_STATE
-from prefixmesh.errors import ConfigError, InvalidRequestError
+from prefixmesh.config import FILE_STATE, MEMORY_STATE, check_state_url
+from prefixmesh.errors import InvalidRequestError
 
 MAX_KEY_BYTES: Final = 512
 """A key is a kind and a name, such as an address."""
@@ -86,11 +86,10 @@ def open_store(url: str) -> StateStore:
     from prefixmesh.router.state_file import FileStore
     from prefixmesh.router.state_memory import MemoryStore
 
+    check_state_url(url)
     if url == MEMORY_STATE:
         return MemoryStore()
-    if url.startswith(FILE_STATE) and len(url) > len(FILE_STATE):
-        return FileStore(Path(url.removeprefix(FILE_STATE)).expanduser())
-    raise ConfigError(f"state must be {MEMORY_STATE} or {FILE_STATE}PATH, got {url!r}")
+    return FileStore(Path(url.removeprefix(FILE_STATE)).expanduser())
 
 
 def check_key(key: str) -> None:

@@ -68,11 +68,16 @@ def test_a_keys_file_is_read_and_named_in_full(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_relative_state_is_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The router is an actor; memory is no file, and nonsense is left to who opens it."""
+    """The router is an actor, and memory is no file."""
     monkeypatch.chdir(tmp_path)
     assert check_request(FleetRequest(state="file://state.json")).state == f"file://{tmp_path}/state.json"
-    for state in ("memory://", "file://"):
-        assert check_request(FleetRequest(state=state)).state == state
+    assert check_request(FleetRequest(state="memory://")).state == "memory://"
+
+
+@pytest.mark.parametrize("state", ["file://", "redis://here", "state.json", ""])
+def test_a_state_of_no_known_kind_is_refused_before_anything_is_started(state: str) -> None:
+    with pytest.raises(ConfigError, match="state must be memory:// or file://PATH"):
+        check_request(FleetRequest(state=state))
 
 
 def test_through_rays_client_the_routers_settings_are_its_nodes_business() -> None:
