@@ -48,10 +48,10 @@ def test_any_batch(work: list[tuple[int, int]], page_size: int, seed: int) -> No
 def test_long_contexts_keep_their_memory_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """When scores would not fit the bound, blocks get smaller and the result stays exact."""
     monkeypatch.setattr(paged_products, "MAX_SCORES", 6 * 20 * 300)
-    setting = setting_of([(200, 100), (0, 70)])
+    setting = setting_of([(200, 100), (0, 40)])
     backend = TorchAttention(setting.config, setting.pool)
     backend.prepare(setting.plan)
-    assert [rows.block_rows for rows in backend._plain.rows] == [20, 64]
+    assert [rows.block_rows for rows in backend._plain.rows] == [20, paged_products.MAX_BLOCK_ROWS]
     check(setting)
 
 
