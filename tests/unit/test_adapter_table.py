@@ -214,7 +214,9 @@ def test_the_table_sums_itself_up_in_a_line() -> None:
     table = make_table("a", "b", "c")
     table.acquire("a", "r")
     settle(table)
-    assert repr(table) == "<AdapterTable 3 names, AdapterPlaces(2 of 2 in 20 of 100 bytes) | 1 using, 0 waiting>"
+    assert (
+        repr(table) == "<AdapterTable 3 names, AdapterPlaces(2 of 2 in 20 of 100 bytes) | 1 using, 0 waiting>"
+    )
 
 
 def test_a_content_is_read_from_where_a_name_that_is_left_found_it() -> None:
