@@ -17,7 +17,7 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "chat", "tokens", "sampling", "adapter", "extra_key", "resumed_output", "branches", "priority", "queue_timeout_ms", "session")
+    __slots__ = ("request_id", "model", "text", "chat", "tokens", "sampling", "adapter", "extra_key", "resumed_output", "branches", "priority", "queue_timeout_ms", "session", "resumed_branches")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     QUEUE_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_BRANCHES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -44,7 +45,8 @@ class GenerateRequest(_message.Message):
     priority: int
     queue_timeout_ms: int
     session: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., adapter: _Optional[str] = ..., extra_key: _Optional[str] = ..., resumed_output: _Optional[bytes] = ..., branches: _Optional[int] = ..., priority: _Optional[int] = ..., queue_timeout_ms: _Optional[int] = ..., session: _Optional[str] = ...) -> None: ...
+    resumed_branches: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., adapter: _Optional[str] = ..., extra_key: _Optional[str] = ..., resumed_output: _Optional[bytes] = ..., branches: _Optional[int] = ..., priority: _Optional[int] = ..., queue_timeout_ms: _Optional[int] = ..., session: _Optional[str] = ..., resumed_branches: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ChatPrompt(_message.Message):
     __slots__ = ("messages",)
@@ -208,20 +210,22 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "retokenized_tokens", "resumed_tokens", "prefill_saved")
+    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "retokenized_tokens", "resumed_tokens", "prefill_saved", "interruptions")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETOKENIZED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_SAVED_FIELD_NUMBER: _ClassVar[int]
+    INTERRUPTIONS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: CachedTokens
     completion_tokens: int
     retokenized_tokens: int
     resumed_tokens: int
     prefill_saved: PrefillSavings
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[_Union[CachedTokens, _Mapping]] = ..., completion_tokens: _Optional[int] = ..., retokenized_tokens: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., prefill_saved: _Optional[_Union[PrefillSavings, _Mapping]] = ...) -> None: ...
+    interruptions: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[_Union[CachedTokens, _Mapping]] = ..., completion_tokens: _Optional[int] = ..., retokenized_tokens: _Optional[int] = ..., resumed_tokens: _Optional[int] = ..., prefill_saved: _Optional[_Union[PrefillSavings, _Mapping]] = ..., interruptions: _Optional[int] = ...) -> None: ...
 
 class PrefillSavings(_message.Message):
     __slots__ = ("linear", "attention", "total")

@@ -19,7 +19,7 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerView, _Mapping]]] = ...) -> None: ...
 
 class WorkerView(_message.Message):
-    __slots__ = ("worker_id", "address", "ready", "problem", "in_flight", "work_ms", "blocks", "routed", "prompt_tokens", "cached_tokens", "cache", "adapters", "trust", "resyncs", "running_requests", "queued_requests", "uncached_tokens", "cached_tokens_bias", "cached_tokens_error", "first_token_ms_bias", "first_token_ms_error", "draining", "trust_changes")
+    __slots__ = ("worker_id", "address", "ready", "problem", "in_flight", "work_ms", "blocks", "routed", "prompt_tokens", "cached_tokens", "cache", "adapters", "trust", "resyncs", "running_requests", "queued_requests", "uncached_tokens", "cached_tokens_bias", "cached_tokens_error", "first_token_ms_bias", "first_token_ms_error", "draining", "trust_changes", "ejected", "failures")
     class ResyncsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,8 @@ class WorkerView(_message.Message):
     FIRST_TOKEN_MS_ERROR_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     TRUST_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    EJECTED_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     address: str
     ready: bool
@@ -80,7 +82,9 @@ class WorkerView(_message.Message):
     first_token_ms_error: float
     draining: bool
     trust_changes: _containers.ScalarMap[str, int]
-    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., ready: _Optional[bool] = ..., problem: _Optional[str] = ..., in_flight: _Optional[int] = ..., work_ms: _Optional[float] = ..., blocks: _Optional[int] = ..., routed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., cache: _Optional[_Union[_worker_control_pb2.CacheCounts, _Mapping]] = ..., adapters: _Optional[_Iterable[str]] = ..., trust: _Optional[str] = ..., resyncs: _Optional[_Mapping[str, int]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., cached_tokens_bias: _Optional[float] = ..., cached_tokens_error: _Optional[float] = ..., first_token_ms_bias: _Optional[float] = ..., first_token_ms_error: _Optional[float] = ..., draining: _Optional[bool] = ..., trust_changes: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    ejected: bool
+    failures: int
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., ready: _Optional[bool] = ..., problem: _Optional[str] = ..., in_flight: _Optional[int] = ..., work_ms: _Optional[float] = ..., blocks: _Optional[int] = ..., routed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., cache: _Optional[_Union[_worker_control_pb2.CacheCounts, _Mapping]] = ..., adapters: _Optional[_Iterable[str]] = ..., trust: _Optional[str] = ..., resyncs: _Optional[_Mapping[str, int]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., cached_tokens_bias: _Optional[float] = ..., cached_tokens_error: _Optional[float] = ..., first_token_ms_bias: _Optional[float] = ..., first_token_ms_error: _Optional[float] = ..., draining: _Optional[bool] = ..., trust_changes: _Optional[_Mapping[str, int]] = ..., ejected: _Optional[bool] = ..., failures: _Optional[int] = ...) -> None: ...
 
 class RouteRequest(_message.Message):
     __slots__ = ("request", "exclude", "adapter_changed", "unused_request_id")
