@@ -218,6 +218,9 @@ class RouterConfig:
     state: str = MEMORY_STATE
     """Where workers that operators add are remembered: ``memory://``, until this router ends, or ``file://PATH``."""
 
+    history: str | None = None
+    """File that what happens to every request is appended to, for ``prefixmesh history``; None keeps none."""
+
     def __post_init__(self) -> None:
         _check_port(self.port)
         check_state_url(self.state)

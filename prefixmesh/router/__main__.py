@@ -102,6 +102,11 @@ _DEFAULTS: Final = RouterConfig(workers=("localhost:1",))  # any address: only t
     help="Where workers that are added later are remembered.",
 )
 @click.option(
+    "--history",
+    type=click.Path(dir_okay=False),
+    help="Append what happens to each request to this file, for `prefixmesh history`.  [default: none]",
+)
+@click.option(
     "--fleet-secret-file",
     type=click.Path(dir_okay=False, path_type=Path),
     help="The fleet's secret, made when missing.  [default: fleet_secret in ~/.prefixmesh]",

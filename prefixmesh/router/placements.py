@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Collection, Sequence
 from typing import Final
 
+from prefixmesh.history import NO_HISTORY, History, Settled
 from prefixmesh.ids import Fingerprint, RequestId
 from prefixmesh.router.fleet_state import FleetState
 from prefixmesh.router.lingering import Lingering
@@ -28,8 +29,9 @@ connection that only broke is back within seconds."""
 class Placements:
     """Open requests by id. Not thread-safe."""
 
-    def __init__(self, fleet: FleetState) -> None:
+    def __init__(self, fleet: FleetState, history: History = NO_HISTORY) -> None:
         self._fleet = fleet
+        self._history = history
         self._open: dict[RequestId, Placement] = {}
         # When tickets end, earliest first.
         self._tickets: list[tuple[float, RequestId]] = []
@@ -135,6 +137,8 @@ class Placements:
 
     def _close(self, placement: Placement) -> None:
         placement.reservation.settle()
+        if self._history.is_on:
+            self._history.note(Settled, placement.request_id, reservation=placement.request_id)
         del self._open[placement.request_id]
         self._fleet.load_changed(placement.entry)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from prefixmesh.errors import AdapterChangedError, UnavailableError
+from prefixmesh.history import NO_HISTORY, History
 from prefixmesh.ids import Fingerprint, Incarnation, RequestId
 from prefixmesh.proto.cache_news import News
 from prefixmesh.router.cost import Demand, decode_work_ms
@@ -52,8 +53,10 @@ class RouterCore:
         block_size: int,
         max_tree_blocks: int,
         draw: Callable[[], int],
+        history: History = NO_HISTORY,
     ) -> None:
-        """``draw`` gives random 64-bit numbers: for names of requests, and for policies that go by chance."""
+        """``draw`` gives random 64-bit numbers: for names of requests, and for policies that go by chance. ``history`` is told of every
+        reservation's end."""
         self.fleet = FleetState(expected, max_tree_blocks)
         self._policy = policy
         self._block_size = block_size
@@ -61,7 +64,7 @@ class RouterCore:
         self._turn = 0
         self._newcomers = SlowStart(policy.slow_start_s if policy.policy == "cost" else 0.0)
         self._sessions = Sessions()
-        self._placements = Placements(self.fleet)
+        self._placements = Placements(self.fleet, history)
         self._began: float | None = None
 
     def __repr__(self) -> str:

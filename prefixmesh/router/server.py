@@ -16,6 +16,8 @@ from prefixmesh.cache.fingerprint import FINGERPRINT_VERSION
 from prefixmesh.config import RouterConfig, describe
 from prefixmesh.errors import ConfigError
 from prefixmesh.fleet_secret import FleetSecret
+from prefixmesh.history import NO_HISTORY, History
+from prefixmesh.history_file import HistoryFile
 from prefixmesh.proto.codec import PROTOCOL_VERSION
 from prefixmesh.proto.v1 import inference_pb2, router_pb2
 from prefixmesh.router.adapter_finder import AdapterFinder
@@ -94,6 +96,7 @@ class RouterServer:
         self._pool: WorkerPool | None = None
         self._roster: WorkerRoster | None = None
         self._core: RouterCore | None = None
+        self._history: HistoryFile | None = None
         self._ready_changed = asyncio.Event()
         self._telling_health: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -117,6 +120,8 @@ class RouterServer:
             self._server = make_server()
             port = _bind(self._server, config.host, config.port)
             self._store = open_store(config.state)
+            if config.history is not None:
+                self._history = HistoryFile(Path(config.history), self._router_id)
             if self._model is None:
                 self._model = await asyncio.to_thread(load_router_model, config)
             await self._serve(self._server, self._model, self._store)
@@ -151,7 +156,7 @@ class RouterServer:
 
     async def _serve(self, server: grpc.aio.Server, model: RouterModel, store: StateStore) -> None:
         config = self._config
-        core = self._core = _make_core(config, model)
+        core = self._core = _make_core(config, model, self._history or NO_HISTORY)
         pool = self._pool = WorkerPool(core, self._secret, self._router_id, self._ready_changed.set)
         pool.start()
         preparer = self._preparer = RequestPreparer(
@@ -245,9 +250,11 @@ class RouterServer:
             self._preparer.close()
         if self._store is not None:
             await self._store.close()
+        if self._history is not None:
+            await asyncio.to_thread(self._history.close)
 
 
-def _make_core(config: RouterConfig, model: RouterModel) -> RouterCore:
+def _make_core(config: RouterConfig, model: RouterModel, history: History) -> RouterCore:
     return RouterCore(
         Expected(
             model_revision=model.revision,
@@ -265,6 +272,7 @@ def _make_core(config: RouterConfig, model: RouterModel) -> RouterCore:
         block_size=config.block_size,
         max_tree_blocks=config.max_tree_blocks,
         draw=partial(secrets.randbits, 64),
+        history=history,
     )
 
 
