@@ -123,7 +123,7 @@ class Relay:
             request_id=request.request_id,
             model=self._model,
         )
-        outcome = "cancelled"
+        outcome, call = "cancelled", None
         try:
             timeout_s = time_left_s()
             if timeout_s is not None and timeout_s <= 0:
@@ -143,6 +143,8 @@ class Relay:
             raise ours from error
         except asyncio.CancelledError:
             request.check()  # a stopped request's call raises this too
+            if call is not None and call.given_up:
+                raise UnavailableError(call.given_up) from None
             raise
         finally:
             passage.close()

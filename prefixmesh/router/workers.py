@@ -29,6 +29,7 @@ from prefixmesh.router.cache_stream import CacheStream, log_trust
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.registry import PASSING_PROBLEMS, Rates, WorkerFacts
 from prefixmesh.router.routing import RouterCore
+from prefixmesh.router.worker_call import WorkerCall
 from prefixmesh.rpc.channel import open_channel
 from prefixmesh.rpc.identity import AUTHORIZATION_METADATA
 from prefixmesh.rpc.status import from_rpc_error
@@ -60,8 +61,6 @@ REVIEW_INTERVAL_S: Final = 0.25
 
 GENERATE: Final = "/prefixmesh.v1.Inference/Generate"
 
-GenerateCall = grpc.aio.UnaryStreamCall[bytes, bytes]
-
 
 class WorkerLink:
     """The connection to one worker. ``start`` it once; ``close`` lets running calls end first."""
@@ -87,7 +86,7 @@ class WorkerLink:
             endpoint, core, self._control.WatchCache, metadata=self._metadata, router_id=router_id
         )
         self._suspected = asyncio.Event()
-        self._running_calls = 0
+        self._calls: set[WorkerCall] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
@@ -99,18 +98,23 @@ class WorkerLink:
     @contextmanager
     def generate(
         self, request: bytes, metadata: tuple[tuple[str, str | bytes], ...], timeout_s: float | None
-    ) -> Iterator[GenerateCall]:
-        """A Generate call, which is cancelled when the block is left before it has ended."""
-        self._running_calls += 1
+    ) -> Iterator[WorkerCall]:
+        """A Generate call, which is cancelled when the block is left before it has ended. The link may give it up."""
+        call = WorkerCall(self._generate(request, metadata=metadata, timeout=timeout_s))
+        self._calls.add(call)
         self._idle.clear()
-        call = self._generate(request, metadata=metadata, timeout=timeout_s)
         try:
             yield call
         finally:
-            call.cancel()  # of an ended call: nothing happens
-            self._running_calls -= 1
-            if not self._running_calls:
+            call.cancel()
+            self._calls.discard(call)
+            if not self._calls:
                 self._idle.set()
+
+    def give_up_calls(self, why: str) -> None:
+        """End every call that runs there, with this reason: nothing is expected of the worker any more. O(calls)."""
+        for call in list(self._calls):
+            call.give_up(why)
 
     def suspect(self, why: str) -> None:
         """A call found the worker gone: it gets nothing more until it has answered again, and is asked at once."""
@@ -156,6 +160,9 @@ class WorkerLink:
             except PrefixmeshError as error:
                 self._core.unreachable(self.endpoint, str(error))
                 self._on_news(self.endpoint)
+                if isinstance(error, UnavailableError) and not self._suspected.is_set():
+                    # Not only late: nobody is there any more.
+                    self.give_up_calls(f"worker {self.endpoint} cannot be reached: {error}")
             except Exception:  # a bug of ours, or a peer that is no worker: the next round may find it well
                 _log.exception("worker_link_failed endpoint=%s", self.endpoint)
                 self._core.unreachable(
