@@ -129,11 +129,16 @@ class NotFoundError(PrefixmeshError):
 
 
 class OverloadedError(PrefixmeshError):
-    """A bounded queue is full; try again later."""
+    """There is no room for it: a bounded queue is full, or the wait would be longer than is worth beginning. Try again later."""
 
     status = "RESOURCE_EXHAUSTED"
     reason = "OVERLOADED"
     retryable = True
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """Seconds after which the same call is expected to be taken (``google.rpc.RetryInfo`` on the wire); None: nobody knows."""
 
 
 class QueueTimeoutError(OverloadedError):

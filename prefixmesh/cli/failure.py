@@ -5,7 +5,13 @@ from typing import Final
 import click
 
 from prefixmesh.cli.render import printable
-from prefixmesh.errors import AuthenticationError, ConfigError, InvalidRequestError, PrefixmeshError
+from prefixmesh.errors import (
+    AuthenticationError,
+    ConfigError,
+    InvalidRequestError,
+    OverloadedError,
+    PrefixmeshError,
+)
 
 _EXTRAS: Final = {"torch": "worker", "safetensors": "worker", "ray": "ray"}
 """Which optional part of the installation brings a package."""
@@ -22,6 +28,8 @@ def as_failure(error: PrefixmeshError) -> click.ClickException:
     kind = BadRequest if isinstance(error, InvalidRequestError | ConfigError) else click.ClickException
     if isinstance(error, AuthenticationError):
         return kind(f"{one_line(str(error))}; give the key with $PREFIXMESH_API_KEY or --api-key")
+    if isinstance(error, OverloadedError) and error.retry_after_s is not None:
+        return kind(f"{one_line(str(error))}; try again in {max(error.retry_after_s, 0.1):.1f} s")
     return kind(one_line(str(error)))
 
 
