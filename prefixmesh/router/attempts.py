@@ -1,0 +1,400 @@
+"""One request over all its attempts: who is tried next, when it is given up, and what it holds meanwhile. Pure.
+
+::
+
+    begin -> Send ---------------------------------> finished
+              |  accepted, first_token                  |
+              v                                         v
+            failed -> Send (another worker)           close, whatever happens
+                   -> Wait (for a retry's place) -> place_held -> Send
+                   -> Prepare (the adapter changed) -> prepared -> Send
+                   -> End
+
+The shell tells what happens and does what it is answered; simulations do the same in simulated time. Each attempt has a decision, a name
+and a reservation of its own, which is settled when the attempt is over, and the request one deadline, one end and one place in the budget.
+What was told to the caller, and how another worker goes on with it, is ``answer_record``'s business.
+
+Why an attempt failed decides what follows (``FailureKind``). A worker that has failed a request does not get it again in the same life.
+"""
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from prefixmesh.errors import (
+    AdapterChangedError,
+    AuthenticationError,
+    CancelledError,
+    DeadlineError,
+    DeviceLostError,
+    FrameError,
+    InternalError,
+    OtherLifeError,
+    OverloadedError,
+    PrefixmeshError,
+    QueueTimeoutError,
+    UnavailableError,
+)
+from prefixmesh.history import (
+    FINISHED,
+    NO_HISTORY,
+    Admitted,
+    Asked,
+    Ended,
+    Failed,
+    History,
+    Placed,
+    Resumed,
+    Settled,
+    Tokens,
+)
+from prefixmesh.ids import Fingerprint, Incarnation, RequestId
+from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.placement import Placement, RouteRequest
+from prefixmesh.router.retry_budget import RetryBudget, RetryPlace
+from prefixmesh.router.routing import RouterCore
+
+MAX_ATTEMPTS: Final = 8
+"""Of one request, whatever progress it makes: a long answer may outlive a few workers, and one that outlives more of them kills them."""
+
+MAX_FRUITLESS: Final = 2
+"""Deaths, and refusals, of attempts that follow each other without a token: one retry. A request that kills whoever takes it ends then,
+and one that two workers have no room for is not worth a third's time."""
+
+MAX_PREPARATIONS: Final = 3
+"""How often a request is prepared whose adapter changes under it. An adapter that is loaded anew on all workers, one after the other, may
+cost a request two of them."""
+
+
+class FailureKind(enum.Enum):
+    """Why an attempt is over without the answer's end."""
+
+    DIED = "died"
+    """The worker, or the way to it: the connection broke, another life answered, the stream stopped short, or the worker was put out."""
+
+    REFUSED = "refused"
+    """A live worker said that it does not take it."""
+
+    CALLERS = "callers"
+    """Its own: what it asks for is not possible, its time is over, or nobody wants it any more."""
+
+    INTERNAL = "internal"
+    """A bug of ours, there or here: another try would meet it again."""
+
+    CHANGED = "changed"
+    """The adapter that it was prepared with is not the one that has its name now."""
+
+
+_COUNTED: Final = frozenset({FailureKind.DIED, FailureKind.INTERNAL})
+_RETRIED: Final = frozenset({FailureKind.DIED, FailureKind.REFUSED})
+
+
+def kind_of(error: PrefixmeshError, *, is_told: bool, was_accepted: bool) -> FailureKind:
+    """What a worker's ``error`` means for the attempt.
+
+    ``is_told`` says that the worker itself has sent it, with our ErrorInfo, and not the library that found the connection broken;
+    ``was_accepted`` that it had begun with the request, so that UNAVAILABLE is no refusal any more.
+    """
+    match error:
+        case AdapterChangedError():
+            return FailureKind.CHANGED
+        case OtherLifeError() | DeviceLostError() | FrameError():
+            return FailureKind.DIED
+        case UnavailableError():
+            return FailureKind.REFUSED if is_told and not was_accepted else FailureKind.DIED
+        case QueueTimeoutError():
+            return (
+                FailureKind.CALLERS
+            )  # it has waited as long as it may: a second line would be as long again
+        case OverloadedError() | AuthenticationError():
+            # The caller's credentials were checked here: it is our ticket that the worker does not take.
+            return FailureKind.REFUSED
+        case CancelledError() if not is_told:
+            return (
+                FailureKind.DIED
+            )  # a server that was stopped cancels what it has; whoever asks this knows that nobody here did
+        case InternalError():
+            return FailureKind.INTERNAL
+        case _:
+            return FailureKind.CALLERS
+
+
+def is_workers_fault(kind: FailureKind) -> bool:
+    """Whether a failure of this kind says something of the worker's health."""
+    return kind in _COUNTED
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the request to the placement's worker, under the placement's name."""
+
+    placement: Placement
+    goes_on: bool
+    """Not the first attempt: it goes on from what was told, be that nothing, and repeats none of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait until ``on_place`` is called, and then ask ``place_held``; or ``close``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Prepare the request anew with the adapter that is there now, and tell ``prepared``."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The caller's call ends in this error."""
+
+    error: PrefixmeshError
+
+
+Step: TypeAlias = Send | Wait | Prepare | End
+
+
+class Attempts:
+    """State of one request from its first decision to its end. ``close`` it whatever happens. ``now`` is the core's clock."""
+
+    def __init__(
+        self,
+        core: RouterCore,
+        budget: RetryBudget,
+        request: RouteRequest,
+        request_id: RequestId,
+        *,
+        deadline: float | None = None,
+        on_place: Callable[[], object] = lambda: None,
+        history: History = NO_HISTORY,
+        resumed: Sequence[int] = (),
+    ) -> None:
+        """``deadline`` is by the core's clock, over all attempts; ``on_place`` is called when a ``Wait`` is over, and must not call back.
+        ``resumed`` is for the history: tokens that the caller brought along, by branch."""
+        self._core = core
+        self._budget = budget
+        self._request = request
+        self._deadline = deadline
+        self._on_place = on_place
+        self._history = history
+        self._resumed = tuple(resumed)
+        self.request_id = request_id
+        self._placement: Placement | None = None
+        self._place: RetryPlace | None = None
+        self._failed_by: dict[Endpoint, Incarnation] = {}
+        self._failure: PrefixmeshError | None = None
+        self._fruitless: Counter[FailureKind] = Counter()
+        self._preparations = 1
+        self._sent_tokens = 0
+        self._told_tokens = 0
+        self._is_open = False
+        self.number = 0
+        """Attempts so far."""
+
+        self.has_token = False
+        """Whether a token has come, in any attempt: the answer cannot begin anew."""
+
+        self.was_accepted = False
+        """Whether the attempt's worker has begun with it."""
+
+        self._has_own_token = False
+        self.outcome = CancelledError.reason
+        """How the request has ended, for logs: ``finished``, an error's reason, CANCELLED where nobody has said."""
+
+    def __repr__(self) -> str:
+        return f"<Attempts {self.request_id}: {self.number} so far, {self.outcome}>"
+
+    # What happens, in the order in which it does.
+
+    def begin(self, now: float) -> Step:
+        """The request has come. O(a decision)."""
+        self._is_open = True
+        self._budget.began(now)
+        if self._history.is_on:
+            self._note_asked(now)
+        return self._send(now)
+
+    def accepted(self, cached_tokens: int, now: float) -> None:
+        """The worker has begun with it and found ``cached_tokens`` of its prompt cached."""
+        self.was_accepted = True
+        self._core.accepted(self._running, cached_tokens, now)
+        if self._history.is_on:
+            self._history.note(Admitted, self.request_id, attempt=self.number, cached=cached_tokens)
+
+    def first_token(self, now: float) -> None:
+        """The attempt's first token has come, and goes to the caller."""
+        self.has_token = self._has_own_token = self.was_accepted = True
+        self._fruitless.clear()
+        self._leave_place()
+        self._core.first_token(self._running, now)
+
+    def resumed_at(self, positions: Sequence[int]) -> None:
+        """Where, by branch, the attempt goes on. Only the history wants to know."""
+        if self._history.is_on:
+            self._history.note(Resumed, self.request_id, attempt=self.number, positions=tuple(positions))
+
+    def told(self, branch: int, position: int, tokens: int) -> None:
+        """So many tokens were passed on to the caller. Only the history wants to know."""
+        self._told_tokens += tokens
+        self._history.note(Tokens, self.request_id, branch=branch, position=position, count=tokens)
+
+    def finished(self, now: float, named: Iterable[Sequence[Fingerprint]] = ()) -> None:
+        """The answer is whole; ``named`` as of ``RouterCore.finished``."""
+        self._core.finished(self._running, now, named)
+        self.outcome = FINISHED
+        self._settled()
+
+    def failed(self, kind: FailureKind, error: PrefixmeshError, now: float, *, sent_tokens: int = 0) -> Step:
+        """The attempt is over without the answer's end. ``sent_tokens`` is the longest answer that the caller has so far: whoever goes on
+        computes those with the prompt."""
+        placement, had_own_token = self._running, self._has_own_token
+        self._sent_tokens = sent_tokens
+        if self._history.is_on:
+            self._history.note(
+                Failed, self.request_id, attempt=self.number, kind=kind.value, reason=str(error)
+            )
+        self._core.failed(placement, now)
+        self._settled()
+        if kind is FailureKind.CHANGED:
+            return self._prepare_anew(error)
+        if kind not in _RETRIED:
+            return self._end(error)
+        self._failed_by[placement.endpoint] = placement.incarnation
+        self._failure = _of_worker(kind, error, placement)
+        if not had_own_token:
+            self._fruitless[kind] += 1
+        if self._fruitless[kind] >= MAX_FRUITLESS or self.number >= MAX_ATTEMPTS:
+            return self._end(self._failure)
+        return self._try_again(kind, now)
+
+    def place_held(self, now: float) -> Step:
+        """What a ``Wait`` waited for is there."""
+        assert self._place is not None, self
+        assert self._place.is_held, self
+        return self._send(now)
+
+    def prepared(self, request: RouteRequest, now: float) -> Step:
+        """The request as it is routed now."""
+        self._request = request
+        return self._send(now)
+
+    def close(self, now: float, error: PrefixmeshError | None = None) -> None:
+        """The request is over: it ended, or nobody wants it any more. Gives everything back; a second time nothing happens."""
+        if self._placement is not None:
+            self._core.failed(self._placement, now)
+            self._settled()
+        self._leave_place()
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._budget.ended()
+        if error is not None and self.outcome != FINISHED:
+            self.outcome = error.reason
+        if self._history.is_on:
+            self._history.note(
+                Ended, self.request_id, outcome=self.outcome, completion_tokens=self._told_tokens
+            )
+
+    # How it is decided.
+
+    @property
+    def _running(self) -> Placement:
+        assert self._placement is not None, self
+        return self._placement
+
+    def _try_again(self, kind: FailureKind, now: float) -> Step:
+        if self._place is None:
+            self._place = self._budget.take_place()
+        if kind is FailureKind.REFUSED:
+            if self._place is None or not self._budget.may_retry_refused(now):
+                return self._end(self._failure)
+        elif self._place is None:
+            self._place = self._budget.await_place(self._on_place)
+            return Wait()
+        return self._send(now)
+
+    def _prepare_anew(self, error: PrefixmeshError) -> Step:
+        if self.has_token:  # an answer never begins anew
+            return self._end(UnavailableError(f"the answer cannot go on: {error}"))
+        if self._preparations >= MAX_PREPARATIONS:
+            return self._end(error)
+        self._preparations += 1
+        return Prepare()
+
+    def _send(self, now: float) -> Step:
+        if self._deadline is not None and now >= self._deadline:
+            return self._end(DeadlineError("the deadline passed before the request was sent to a worker"))
+        name = RequestId(f"{self.request_id}.{self.number + 1}") if self.number else self.request_id
+        try:
+            placement = self._core.route(self._to_route(), now, self._excluded(), request_id=name)
+        except AdapterChangedError as error:
+            return self._prepare_anew(error)
+        except PrefixmeshError as error:
+            # Where nobody else is left, why the last worker failed says more.
+            return self._end(self._failure or error)
+        self.number += 1
+        self._placement = placement
+        self.was_accepted = self._has_own_token = False
+        if self._history.is_on:
+            self._note_placed(placement)
+        return Send(placement, self.number > 1)
+
+    def _to_route(self) -> RouteRequest:
+        request, sent = self._request, self._sent_tokens
+        if not sent:
+            return request
+        left = None if request.max_tokens is None else max(0, request.max_tokens - sent)
+        return replace(request, prompt_tokens=request.prompt_tokens + sent, max_tokens=left)
+
+    def _excluded(self) -> Collection[Endpoint]:
+        """Workers that have failed it and are in the same life still. O(those)."""
+        if not self._failed_by:
+            return ()
+        entries = ((self._core.registry.get(endpoint), life) for endpoint, life in self._failed_by.items())
+        return [entry.endpoint for entry, life in entries if entry and entry.load.incarnation == life]
+
+    def _end(self, error: PrefixmeshError | None) -> End:
+        assert error is not None
+        self.outcome = error.reason
+        self._leave_place()
+        return End(error)
+
+    def _settled(self) -> None:
+        placement, self._placement = self._running, None
+        if self._history.is_on:
+            self._history.note(Settled, self.request_id, reservation=placement.request_id)
+
+    def _leave_place(self) -> None:
+        place, self._place = self._place, None
+        if place is not None:
+            place.leave()
+
+    def _note_asked(self, now: float) -> None:
+        self._history.note(
+            Asked,
+            self.request_id,
+            branches=self._request.branches,
+            resumed=self._resumed,
+            prompt_tokens=self._request.prompt_tokens,
+            max_tokens=self._request.max_tokens,
+            timeout_s=None if self._deadline is None else self._deadline - now,
+        )
+
+    def _note_placed(self, placement: Placement) -> None:
+        self._history.note(
+            Placed,
+            self.request_id,
+            attempt=self.number,
+            worker=placement.endpoint,
+            incarnation=placement.incarnation,
+            reservation=placement.request_id,
+        )
+
+
+def _of_worker(kind: FailureKind, error: PrefixmeshError, placement: Placement) -> PrefixmeshError:
+    """What a caller is told where nobody else is tried: the worker's own words for want of room, and else that a worker failed it. Its
+    trouble with the router is not the caller's credentials."""
+    if kind is FailureKind.REFUSED and isinstance(error, OverloadedError):
+        return error
+    return UnavailableError(f"worker {placement.entry.name} failed this request: {error}")
