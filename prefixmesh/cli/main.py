@@ -38,6 +38,7 @@ COMMANDS: Final[Mapping[str, LazyCommand]] = {
     "status": LazyCommand("prefixmesh.cli.status:status", "Show the fleet and its workers."),
     "workers": LazyCommand("prefixmesh.cli.workers:workers", "List, add, remove, drain and flush workers."),
     "explain": LazyCommand("prefixmesh.cli.explain:explain", "Show what a prompt would cost on each worker."),
+    "history": LazyCommand("prefixmesh.cli.history:history", "Check what routers noted of each request."),
     "down": LazyCommand("prefixmesh.cli.down:down", "Stop the fleet that `up` started."),
     "generate": LazyCommand("prefixmesh.cli.generate:generate", "Answer one prompt."),
     "chat": LazyCommand("prefixmesh.cli.chat:chat", "Chat in the terminal."),

@@ -51,6 +51,11 @@ _ROUTER = RouterConfig(workers=("unused:1",))
     help="Where the router remembers workers that are added later.  [default: router_state.json in ~/.prefixmesh]",
 )
 @click.option(
+    "--history",
+    type=click.Path(dir_okay=False, resolve_path=True),
+    help="The router appends what happens to each request to this file, for `prefixmesh history`.  [default: none]",
+)
+@click.option(
     "--address",
     metavar="auto|HOST:PORT|ray://HOST:PORT",
     help="Join this Ray cluster.  [default: start a local Ray that ends with the fleet]",
@@ -111,6 +116,7 @@ def _request(options: dict[str, Any]) -> "FleetRequest":
         api_keys_file=options["api_keys_file"],
         state=options["state"] or FILE_STATE + _state_file(options["address"]),
         isolation=options["isolation"],
+        history=options["history"],
         address=options["address"],
         start_timeout_s=options["start_timeout"],
     )

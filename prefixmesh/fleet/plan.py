@@ -49,6 +49,9 @@ class FleetRequest:
     """Where the router remembers the workers that operators add; see ``RouterConfig.state``."""
 
     isolation: Isolation = "tenant"
+    history: str | None = None
+    """File on the router's node to which it appends what happens to each request; None keeps none."""
+
     address: str | None = None
     """A Ray cluster to join (``auto``, ``HOST:PORT`` or ``ray://HOST:PORT``); None starts a local one that ends with the fleet."""
 
@@ -125,6 +128,7 @@ class FleetPlan:
             api_keys_file=request.api_keys_file,
             state=request.state,
             isolation=request.isolation,
+            history=request.history,
         )
 
 

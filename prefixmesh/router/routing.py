@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from prefixmesh.errors import AdapterChangedError, UnavailableError
-from prefixmesh.history import NO_HISTORY, History
+from prefixmesh.history import NO_HISTORY, History, Placed
 from prefixmesh.ids import Fingerprint, Incarnation, RequestId
 from prefixmesh.proto.cache_news import News
 from prefixmesh.router.cost import Demand, decode_work_ms
@@ -61,6 +61,7 @@ class RouterCore:
         self._policy = policy
         self._block_size = block_size
         self._draw = draw
+        self._history = history
         self._turn = 0
         self._newcomers = SlowStart(policy.slow_start_s if policy.policy == "cost" else 0.0)
         self._sessions = Sessions()
@@ -133,6 +134,25 @@ class RouterCore:
         the connection only, and a new life is noticed when it answers."""
         self.registry.unreachable(endpoint, why)
         self.fleet.tell_ready()
+
+    def probe_ended(self, endpoint: Endpoint, problem: str, now: float) -> None:
+        """A probe of a connected worker found ``problem``, or none when that is empty. Who comes back has been idle, and may have lost its
+        caches: it is fed slowly. O(1) while the worker goes on as before, else O(workers)."""
+        if self.registry.probe_ended(endpoint, problem, now):
+            entry = self.registry.get(endpoint)
+            assert entry is not None, endpoint
+            self._newcomers.joined(entry.row, now)
+        self.fleet.tell_ready()
+
+    def request_failed(self, endpoint: Endpoint, why: str, now: float) -> None:
+        """A request ended by a worker's fault: it died with it, or says that it has a bug. Not for refusals, deadlines, cancels and what
+        callers do wrong. O(1) while the worker goes on as before, else O(workers)."""
+        self.registry.request_failed(endpoint, why, now)
+        self.fleet.tell_ready()
+
+    def request_succeeded(self, endpoint: Endpoint) -> None:
+        """A request ended well. O(1)."""
+        self.registry.request_succeeded(endpoint)
 
     def stream_news(self, endpoint: Endpoint, incarnation: Incarnation, news: News, now: float) -> Need:
         """A message of a stream that was opened to this life of a worker. O(what it tells)."""
@@ -328,7 +348,21 @@ class RouterCore:
         )
         entry.totals.routed += 1
         self._placements.add(placement)
+        if expires_at is not None and self._history.is_on:
+            self._note_ticket(placement)
         return placement
+
+    def _note_ticket(self, placement: Placement) -> None:
+        """Whoever carries a request notes its attempts; of one that goes by a ticket only this is known."""
+        self._history.note(
+            Placed,
+            placement.request_id,
+            attempt=1,
+            worker=placement.endpoint,
+            incarnation=placement.incarnation,
+            reservation=placement.request_id,
+            by_ticket=True,
+        )
 
     def _new_id(self) -> RequestId:
         return RequestId(f"{self._draw():016x}{self._draw():016x}")
