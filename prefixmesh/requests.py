@@ -209,6 +209,9 @@ class GenerateRequest:
     resumed_output: bytes = b""
     """Packed ids that were generated already: the beginning of the answer, which goes on after them."""
 
+    resumed_branches: tuple[bytes, ...] = ()
+    """What ``resumed_output`` is to one answer, for each of ``branches``; none, or as many as these."""
+
     branches: int = 1
     """Answers to compute from the one prompt. Branch *i* draws with ``branch_seed(seed, i)``. 1 to 64."""
 
@@ -231,16 +234,7 @@ class GenerateRequest:
         _in_range("branches", self.branches, 1, MAX_BRANCHES)
         _in_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         _in_range("queue_timeout_ms", self.queue_timeout_ms, 0, MAX_QUEUE_TIMEOUT_MS)
-        if self.resumed_output and self.branches > 1:
-            raise InvalidRequestError(
-                "branches",
-                f"must be 1 with resumed_output, which is the beginning of one answer; got {self.branches}",
-            )
-        if len(self.resumed_output) % 4:
-            raise InvalidRequestError(
-                "resumed_output",
-                f"must be packed little-endian uint32, 4 bytes an id; got {len(self.resumed_output)} bytes",
-            )
+        self._check_resumed()
         match self.prompt:
             case TextPrompt(text=""):
                 raise InvalidRequestError("text", "the prompt must not be empty")
@@ -250,13 +244,32 @@ class GenerateRequest:
                 _at_most("chat.messages", len(messages), MAX_CHAT_MESSAGES, "messages")
             case TokenPrompt(packed=b""):
                 raise InvalidRequestError("tokens.ids", "the prompt must not be empty")
-            case TokenPrompt(packed=packed) if len(packed) % 4:
-                raise InvalidRequestError(
-                    "tokens.ids",
-                    f"must be packed little-endian uint32, 4 bytes an id; got {len(packed)} bytes",
-                )
-            case _:
-                pass
+            case TokenPrompt(packed=packed):
+                _packed("tokens.ids", packed)
+
+    @property
+    def resumed(self) -> tuple[bytes, ...]:
+        """What every branch begins with, packed; empty where nothing was generated. As many as branches."""
+        if self.branches == 1:
+            return self.resumed_branches or (self.resumed_output,)
+        return self.resumed_branches or (b"",) * self.branches
+
+    def _check_resumed(self) -> None:
+        if self.resumed_output and self.branches > 1:
+            raise InvalidRequestError(
+                "branches",
+                f"must be 1 with resumed_output, which is the beginning of one answer; got {self.branches}",
+            )
+        if self.resumed_output and self.resumed_branches:
+            raise InvalidRequestError("resumed_branches", "cannot be given together with resumed_output")
+        if self.resumed_branches and len(self.resumed_branches) != self.branches:
+            raise InvalidRequestError(
+                "resumed_branches",
+                f"must be none, or as many as branches, {self.branches}; got {len(self.resumed_branches)}",
+            )
+        _packed("resumed_output", self.resumed_output)
+        for branch, packed in enumerate(self.resumed_branches):
+            _packed(f"resumed_branches[{branch}]", packed)
 
 
 def _in_range(name: str, value: float, low: float, high: float, *, above_low: bool = False) -> None:
@@ -264,6 +277,13 @@ def _in_range(name: str, value: float, low: float, high: float, *, above_low: bo
     if not (low < value <= high if above_low else low <= value <= high):
         bound = "above" if above_low else "at least"
         raise InvalidRequestError(name, f"must be {bound} {low} and at most {high}, got {value}")
+
+
+def _packed(name: str, packed: bytes) -> None:
+    if len(packed) % 4:
+        raise InvalidRequestError(
+            name, f"must be packed little-endian uint32, 4 bytes an id; got {len(packed)} bytes"
+        )
 
 
 def _utf8_size(text: str) -> int:
@@ -303,13 +323,21 @@ def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
     _in_range("sampling.min_tokens", min_tokens, 0, max_tokens)
 
 
-def check_resumed(resumed_tokens: int, max_tokens: int) -> None:
+def check_resumed(request: GenerateRequest, max_tokens: int) -> None:
     """Refuse more tokens that were generated already than the answer may have; raises InvalidRequestError. Before they are sent on:
     a message may carry millions."""
-    if resumed_tokens > max_tokens:
-        raise InvalidRequestError(
-            "resumed_output", f"at most max_tokens, {max_tokens}, allowed, got {resumed_tokens} tokens"
-        )
+    for branch, packed in enumerate(request.resumed):
+        resumed_tokens = len(packed) // 4
+        if resumed_tokens > max_tokens:
+            raise InvalidRequestError(
+                resumed_field(request, branch),
+                f"at most max_tokens, {max_tokens}, allowed, got {resumed_tokens} tokens",
+            )
+
+
+def resumed_field(request: GenerateRequest, branch: int) -> str:
+    """The field that says what ``branch`` goes on from."""
+    return f"resumed_branches[{branch}]" if request.resumed_branches else "resumed_output"
 
 
 def resolve_max_tokens(prompt_tokens: int, max_tokens: int | None, context_length: int) -> int:

@@ -10,6 +10,7 @@ from typing import Final, get_args
 from prefixmesh.errors import InvalidRequestError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.requests import (
+    MAX_BRANCHES,
     MAX_CHAT_MESSAGES,
     MAX_LOGIT_BIAS,
     MAX_STOP_STRINGS,
@@ -41,6 +42,7 @@ def decode_generate(message: pb.GenerateRequest) -> GenerateRequest:
         adapter=message.adapter,
         extra_key=message.extra_key,
         resumed_output=message.resumed_output,
+        resumed_branches=_decode_resumed(message),
         branches=message.branches or 1,  # absent, and from callers of before there were branches
         priority=message.priority,
         queue_timeout_ms=message.queue_timeout_ms,
@@ -72,6 +74,7 @@ def _encode_generate(request: GenerateRequest) -> pb.GenerateRequest:
         adapter=request.adapter,
         extra_key=request.extra_key,
         resumed_output=request.resumed_output,
+        resumed_branches=request.resumed_branches,
         branches=request.branches if request.branches > 1 else 0,
         priority=request.priority,
         queue_timeout_ms=request.queue_timeout_ms,
@@ -122,6 +125,17 @@ def _decode_prompt(message: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt:
         case _:
             kinds = "text, chat or tokens" if isinstance(message, pb.GenerateRequest) else "text or chat"
             raise InvalidRequestError("prompt", f"one of {kinds} is required")
+
+
+def _decode_resumed(message: pb.GenerateRequest) -> tuple[bytes, ...]:
+    if not message.resumed_branches:
+        return ()
+    # Counted before they are copied: a message may carry millions.
+    if len(message.resumed_branches) > MAX_BRANCHES:
+        raise InvalidRequestError(
+            "resumed_branches", f"at most {MAX_BRANCHES} allowed, got {len(message.resumed_branches)}"
+        )
+    return tuple(message.resumed_branches)
 
 
 def _decode_chat(chat: pb.ChatPrompt) -> ChatPrompt:

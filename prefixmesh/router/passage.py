@@ -103,8 +103,10 @@ class Passage:
             raise InternalError("the worker ended the stream twice")
         named = []
         if self._preparer.may_fill_block(self._prepared, finished.usage.completion_tokens):
-            answers = self._read().values()
-            named = [self._preparer.name_answer(self._prepared, answer.packed) for answer in answers]
+            named = [
+                self._preparer.name_answer(self._prepared, answer.packed, branch)
+                for branch, answer in self._read().items()
+            ]
         # Before the caller sees the end, so that its next turn finds what this one left.
         self._is_closed = self.is_finished = True
         self._core.finished(self._placement, self._clock(), named)
@@ -115,12 +117,12 @@ class Passage:
 
     @property
     def _most_cached(self) -> int:
-        return self._prepared.route.prompt_tokens + count(self._prepared.resumed)
+        return self._prepared.route.prompt_tokens + max(map(count, self._prepared.resumed))
 
     @property
     def _is_worth_remembering(self) -> bool:
         """Of a chat, for its next turn. After a resumption the text from before the interruption is not known here."""
-        return self._prepared.prompt.history is not None and not self._prepared.resumed
+        return self._prepared.prompt.history is not None and not any(self._prepared.resumed)
 
     def _remember(self, branch: int) -> None:
         if branch in self._remembered or not self._is_worth_remembering:

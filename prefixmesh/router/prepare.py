@@ -43,8 +43,8 @@ class PreparedRequest:
     namespace: Namespace
     prompt: BuiltPrompt
     route: RouteRequest
-    resumed: bytes
-    """Packed ids of the answer's beginning that the caller brought along."""
+    resumed: tuple[bytes, ...]
+    """Packed ids of each branch's beginning that the caller brought along, empty where there is none."""
 
     message: pb.GenerateRequest
     """As the caller sent it."""
@@ -61,7 +61,8 @@ class PreparedRequest:
             request_id=message.request_id,
             adapter=self.route.adapter,
             tokens=pb.TokenPrompt(ids=self.prompt.tokens),
-            resumed_output=self.resumed,
+            resumed_output=self.message.resumed_output,
+            resumed_branches=self.message.resumed_branches,
             branches=message.branches,
             priority=message.priority,
             queue_timeout_ms=message.queue_timeout_ms,
@@ -119,18 +120,22 @@ class RequestPreparer:
     def may_fill_block(self, prepared: PreparedRequest, answer_tokens: int) -> bool:
         """Whether an answer of at most so many tokens may complete a block that the prompt has only begun. O(1)."""
         begun = count(prepared.prompt.tokens) - len(prepared.route.fingerprints) * self._block_size
-        return begun + count(prepared.resumed) + answer_tokens > self._block_size
+        return begun + max(map(count, prepared.resumed)) + answer_tokens > self._block_size
 
-    def name_answer(self, prepared: PreparedRequest, answer_ids: bytes) -> Sequence[Fingerprint]:
-        """Fingerprints of prompt and answer: the prompt's, continued. O(answer)."""
+    def name_answer(
+        self, prepared: PreparedRequest, answer_ids: bytes, branch: int = 0
+    ) -> Sequence[Fingerprint]:
+        """Fingerprints of prompt and a branch's answer: the prompt's, continued. O(answer)."""
         named = prepared.route.fingerprints
         rest = prepared.prompt.tokens[len(named) * self._block_size * TOKEN_BYTES :]
         if len(rest) >= self._block_size * TOKEN_BYTES:
             return named  # longer than what is named at all
         start = named[-1].to_bytes(8, "little") if named else prepared.namespace
+        # A worker may number its answers as it likes.
+        begun = prepared.resumed[branch] if 0 <= branch < len(prepared.resumed) else b""
         # The last token was sampled and never computed: it has no KV yet.
         computed = answer_ids[:-TOKEN_BYTES]
-        return [*named, *block_fingerprints(start, rest + prepared.resumed + computed, self._block_size)]
+        return [*named, *block_fingerprints(start, rest + begun + computed, self._block_size)]
 
     def _derive_namespace(self, tenant: TenantId, extra_key: str, adapter_digest: str) -> Namespace:
         return derive_namespace(
@@ -153,8 +158,8 @@ class RequestPreparer:
         prompt = self._model.prompts.build(request.prompt, namespace)
         prompt_tokens, max_tokens = count(prompt.tokens), request.sampling.max_tokens
         most = resolve_max_tokens(prompt_tokens, max_tokens, context_length)
-        check_resumed(count(request.resumed_output), most)
-        if len(prompt.tokens) + len(request.resumed_output) > MAX_MESSAGE_BYTES - ENVELOPE_BYTES:
+        check_resumed(request, most)
+        if len(prompt.tokens) + sum(map(len, request.resumed)) > MAX_MESSAGE_BYTES - ENVELOPE_BYTES:
             raise InvalidRequestError(
                 "prompt",
                 f"{prompt_tokens} tokens take {len(prompt.tokens)} bytes; one message carries at most {MAX_MESSAGE_BYTES} "
@@ -167,7 +172,7 @@ class RequestPreparer:
         return PreparedRequest(
             namespace=namespace,
             prompt=prompt,
-            resumed=request.resumed_output,
+            resumed=request.resumed,
             route=RouteRequest(
                 fingerprints=block_fingerprints(namespace, named, self._block_size),
                 prompt_tokens=prompt_tokens,

@@ -5,7 +5,7 @@ answer, and the service aborts the request in the engine.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from prefixmesh.errors import (
     CancelledError,
@@ -21,14 +21,23 @@ from prefixmesh.tokens import pack
 from prefixmesh.worker.engine_client import RequestEvent
 from prefixmesh.worker.messages import Admitted, Ended, Refused, TokenLogprobs, TokensOut
 
+RESUMED_FIELD: Final = "resumed_output"
+"""What the engine, to which each answer is a request of its own, calls the tokens that it goes on from."""
+
 
 class AnswerStream:
     """State of one answer. Feed it every event in order, until ``finished``."""
 
     def __init__(
-        self, detokenizer: IncrementalDetokenizer, resumed: Sequence[int] = (), branch: int = 0
+        self,
+        detokenizer: IncrementalDetokenizer,
+        resumed: Sequence[int] = (),
+        branch: int = 0,
+        resumed_field: str = RESUMED_FIELD,
     ) -> None:
+        """``resumed_field`` is where the caller's request has ``resumed``."""
         self._branch = branch
+        self._resumed_field = resumed_field
         self._detokenizer = detokenizer
         self._resumed_tokens = len(resumed)
         # Whoever sent these ids had, and has, the text that was certain after them.
@@ -69,6 +78,8 @@ class AnswerStream:
                 return self._on_tokens(event)
             case Ended():
                 return self._on_ended(event)
+            case Refused(field=field) if field == RESUMED_FIELD:
+                raise InvalidRequestError(self._resumed_field, event.problem)
             case Refused():
                 raise _refusal(event)
 

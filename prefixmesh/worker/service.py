@@ -9,7 +9,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from prefixmesh.requests import (
     check_min_tokens,
     check_resumed,
     resolve_max_tokens,
+    resumed_field,
 )
 from prefixmesh.rpc.status import AnyContext
 from prefixmesh.served_model import check_model
@@ -181,7 +182,7 @@ class InferenceService:
         prompt = await self._build(request.prompt, namespace)
         prompt_tokens = count(prompt.tokens)
         sampling = self._engine_sampling(request.sampling, prompt_tokens)
-        check_resumed(count(request.resumed_output), sampling.max_tokens)
+        check_resumed(request, sampling.max_tokens)
         if caller.ticket is not None:
             check_limits(
                 caller.ticket,
@@ -197,7 +198,7 @@ class InferenceService:
             adapter_digest=adapter_digest,
             prompt_tokens=prompt_tokens,
             retokenized_tokens=prompt.retokenized_tokens,
-            resumed_tokens=count(request.resumed_output),
+            resumed_tokens=sum(map(count, request.resumed)),
             seed=sampling.seed,
             prefill_shape=self._info.prefill_shape,
             prepared_ms=(time.monotonic() - arrived) * 1e3,
@@ -208,12 +209,11 @@ class InferenceService:
             tokens=prompt.tokens,
             sampling=sampling,
             owner=caller.tenant,
-            resumed=request.resumed_output,
             priority=request.priority,
             adapter=adapter_digest,
             queue_timeout_s=request.queue_timeout_ms * _S_PER_MS,
         )
-        return Prepared(submits=_branch_submits(submit, request.branches), prompt=prompt, head=head)
+        return Prepared(submits=_branch_submits(submit, request.resumed), prompt=prompt, head=head)
 
     def _adapter_digest(self, caller: WorkerCaller, name: str) -> str:
         """The content to compute with. Behind a router that is what the ticket's namespace was made with, or nothing."""
@@ -223,16 +223,17 @@ class InferenceService:
         return caller.ticket.adapter_digest
 
     def _begin(self, request: GenerateRequest, head: AnswerHead) -> CallAnswer:
-        sampling, resumed = request.sampling, unpack(request.resumed_output).tolist()
+        sampling = request.sampling
         return CallAnswer(
             head,
             [
                 AnswerStream(
                     IncrementalDetokenizer(self._tokenizer, sampling.stop, sampling.min_tokens),
-                    resumed,
+                    unpack(packed).tolist(),
                     branch,
+                    resumed_field(request, branch),
                 )
-                for branch in range(request.branches)
+                for branch, packed in enumerate(request.resumed)
             ],
         )
 
@@ -322,20 +323,23 @@ def _check_deadline(time_left_s: float | None) -> None:
         raise DeadlineError("the deadline passed while the prompt was being built")
 
 
-def _branch_submits(submit: Submit, branches: int) -> tuple[Submit, ...]:
-    """The requests to the engine that answer one call: the same but for name and seed. Only the first may give up waiting:
-    what the call waits for is the prompt, which the others share once it is computed."""
-    if branches == 1:
-        return (submit,)
+def _branch_submits(submit: Submit, resumed: Sequence[bytes]) -> tuple[Submit, ...]:
+    """The requests to the engine that answer one call: the same but for name, seed and what each goes on from, which is ``resumed``.
+    Only the first may give up waiting: what the call waits for is the prompt, which the others share once it is computed."""
+    if len(resumed) == 1:
+        return (msgspec.structs.replace(submit, resumed=resumed[0]),)
     seed = submit.sampling.seed
     return tuple(
         msgspec.structs.replace(
             submit,
             request_id=engine_id,
             sampling=msgspec.structs.replace(submit.sampling, seed=branch_seed(seed, branch)),
+            resumed=packed,
             queue_timeout_s=math.inf if branch else submit.queue_timeout_s,
         )
-        for branch, engine_id in enumerate(branch_ids(RequestId(submit.request_id), branches))
+        for branch, (engine_id, packed) in enumerate(
+            zip(branch_ids(RequestId(submit.request_id), len(resumed)), resumed, strict=True)
+        )
     )
 
 

@@ -43,6 +43,7 @@ EVERY_FIELD: Final[dict[str, dict[str, Any]]] = {
     "extra_key": {"extra_key": "\x00 no-cache; tenant=other"},
     "resumed_output": {"resumed_output": pack([5, 6])},
     "branches": {"branches": 3},
+    "resumed_branches": {"branches": 3, "resumed_branches": [pack([5]), b"", pack([6, 7])]},
     "priority": {"priority": -100},
     "queue_timeout_ms": {"queue_timeout_ms": 3_600_000},
     "session": {"session": "\x00" * MAX_SESSION_BYTES},
@@ -114,14 +115,15 @@ async def test_no_field_switches_off_what_is_counted(
     sampling.MergeFrom(pb.Sampling(**EVERY_SAMPLING_FIELD.get(field.removeprefix("sampling."), {})))
     request = token_request(ids, sampling=sampling, **EVERY_FIELD.get(field, {}))
     branches = request.branches or 1
-    known = PROMPT_TOKENS + count(request.resumed_output)
+    resumed = request.resumed_branches or [request.resumed_output]
+    known = branches * PROMPT_TOKENS + sum(map(count, resumed))
     before = (await state_of(worker)).cache
     with caplog.at_level(logging.INFO, logger="prefixmesh"):
         first = await rest_of(worker.inference.Generate(request, metadata=TENANT))
     after = (await state_of(worker)).cache
     assert first[-1].finished.usage.prompt_tokens == PROMPT_TOKENS
     assert after.requests - before.requests == branches
-    assert after.prompt_tokens - before.prompt_tokens == branches * known
+    assert after.prompt_tokens - before.prompt_tokens == known
     assert len(records_of(caplog, "request_ended")) == 1
     again = await rest_of(worker.inference.Generate(request, metadata=TENANT))
     assert again[0].started.cached_tokens.device >= PROMPT_TOKENS - 1

@@ -22,7 +22,7 @@ from prefixmesh.ids import Fingerprint, Namespace
 from prefixmesh.model_files.peft_adapter import check_adapter_name
 from prefixmesh.text.backend import byte_level_alphabet
 from prefixmesh.text.tokenizer import Tokenizer
-from prefixmesh.tokens import pack, unpack
+from prefixmesh.tokens import count, pack, unpack
 from prefixmesh.worker.engine_client import RequestEvent
 from prefixmesh.worker.messages import (
     AdapterInfo,
@@ -231,7 +231,7 @@ class ScriptedEngine:
         yield Admitted(request_id=request_id, cached_tokens=self._match(command), queued_ms=1.0)
         ids = self.answer_of(command).encode()
         limit = min(len(ids), command.sampling.max_tokens)
-        position = 0
+        position = min(count(command.resumed), limit)
         while position < limit:
             if await self._held(request_id, position):
                 yield self._ended(request_id, "aborted", position)
