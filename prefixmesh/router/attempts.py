@@ -47,7 +47,6 @@ from prefixmesh.history import (
     History,
     Placed,
     Resumed,
-    Settled,
     Tokens,
 )
 from prefixmesh.ids import Fingerprint, Incarnation, RequestId
@@ -361,9 +360,7 @@ class Attempts:
         return End(error)
 
     def _settled(self) -> None:
-        placement, self._placement = self._running, None
-        if self._history.is_on:
-            self._history.note(Settled, self.request_id, reservation=placement.request_id)
+        self._placement = None  # its end is in the core's history
 
     def _leave_place(self) -> None:
         place, self._place = self._place, None
