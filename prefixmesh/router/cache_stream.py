@@ -7,6 +7,7 @@ else after a pause that grows. Every end and every change of trust is logged wit
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Final, Self
@@ -72,6 +73,8 @@ class CacheStream:
         self._metadata = metadata
         self._router_id = router_id
         self._has_proved = False
+        self.heard_at = -math.inf
+        """When the worker has said anything, by the core's clock."""
 
     async def follow(self) -> None:
         """Read one stream after the other until cancelled. A worker that tells nothing of its cache is not asked again."""
@@ -132,7 +135,8 @@ class CacheStream:
             async with _Patience(SILENCES * silence_of(interval_s)) as patience:
                 while (message := await call.read()) is not grpc.aio.EOF:
                     patience.heard()
-                    if self._take(message, opening.incarnation, self._clock()) is Need.SNAPSHOT:
+                    self.heard_at = now = self._clock()
+                    if self._take(message, opening.incarnation, now) is Need.SNAPSHOT:
                         return Need.SNAPSHOT.value
                     if self._has_proved and self._is_off(interval_s):
                         return _RESIZED

@@ -16,6 +16,7 @@ from prefixmesh.router.adapter_names import Told, choose_content, take_note
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.forecast_error import ForecastError
 from prefixmesh.router.load import WorkerLoad
+from prefixmesh.router.worker_health import SUCCESSES_IN, WorkerHealth, may_be_put_out
 from prefixmesh.worker_report import WorkerReport
 
 _NOT_ASKED: Final = "has not answered yet"
@@ -34,6 +35,19 @@ class Rates(NamedTuple):
 
     prefill_tokens_per_s: float
     decode_step_ms: float
+    prefill_ms_per_token: float = 0.0
+    prefill_ms_per_token2: float = 0.0
+    """The prefill's curve; both 0 from workers that tell only the rate."""
+
+    load_back_ms_per_token: float = 0.0
+    adapter_load_ms: float = 0.0
+
+    @property
+    def linear_ms_per_token(self) -> float:
+        """The curve's linear part; from the rate, as if there were no bend, where no curve is told."""
+        if self.prefill_ms_per_token or self.prefill_ms_per_token2:
+            return self.prefill_ms_per_token
+        return 1e3 / self.prefill_tokens_per_s if self.prefill_tokens_per_s > 0.0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +157,11 @@ class WorkerEntry:
         "awaits_first_report",
         "clock_ahead_ms",
         "draining",
+        "ejected",
         "endpoint",
         "errors",
         "facts",
+        "health",
         "load",
         "problem",
         "report",
@@ -171,6 +187,10 @@ class WorkerEntry:
 
         self.problem = _NOT_ASKED
         """Why it is not ready; empty when it is."""
+
+        self.health = WorkerHealth()
+        self.ejected = False
+        """Whether it is put out for failing, although its connection stands."""
 
         self.adapters: Mapping[str, Told] = {}
         """The adapters it told of last, by name."""
@@ -225,6 +245,12 @@ class WorkerRegistry:
         self.reviews = 0
         """How often it was worked out anew who is ready."""
 
+        self.failing = 0
+        """Workers that fail, of those that are ready but for that."""
+
+        self.otherwise_ready = 0
+        """Those that are ready but for that."""
+
     def __iter__(self) -> Iterator[WorkerEntry]:
         return iter(self._entries.values())
 
@@ -273,18 +299,22 @@ class WorkerRegistry:
         is_new_life = entry.load.incarnation != facts.incarnation
         if is_new_life:
             entry.load = WorkerLoad(facts.incarnation)
+            entry.health = WorkerHealth()
             entry.report = None
         is_news = (
             entry.facts is None
             or entry.facts.standing != facts.standing
             or entry.draining != facts.draining
             or bool(entry.unreachable)
+            or is_new_life
         )
         entry.facts = facts
         entry.draining = facts.draining
         self._answers += 1
         entry.adapters = take_note(entry.adapters, facts.adapters, self._answers)
-        entry.unreachable = ""
+        if entry.unreachable:
+            entry.unreachable = ""
+            entry.health.connected()
         if is_news:
             self._review()
         return is_new_life
@@ -318,6 +348,35 @@ class WorkerRegistry:
             entry.unreachable = f"cannot be reached: {why}"
             self._review()
 
+    def probe_ended(self, endpoint: Endpoint, problem: str, now: float) -> bool:
+        """A probe of a connected worker found ``problem``, or none when that is empty. True when it was put out and now is well again.
+
+        O(1) while it goes on as before, else O(workers).
+        """
+        entry = self._entries.get(endpoint)
+        if entry is None or not entry.health.probe_ended(problem, now):
+            return False
+        was_out = entry.ejected
+        self._review()
+        return was_out and not entry.health.is_failing
+
+    def request_failed(self, endpoint: Endpoint, why: str, now: float) -> None:
+        """A request ended by a worker's fault. O(1) while the worker goes on as before, else O(workers)."""
+        entry = self._entries.get(endpoint)
+        if entry is not None and entry.health.request_failed(why, now, is_connected=not entry.unreachable):
+            self._review()
+
+    def request_succeeded(self, endpoint: Endpoint) -> None:
+        """A request ended well. O(1)."""
+        entry = self._entries.get(endpoint)
+        if entry is not None:
+            entry.health.request_succeeded()
+
+    @property
+    def spreads_over_all(self) -> bool:
+        """Whether more than half fail of the workers that are otherwise ready, so that none of them is put out. O(1)."""
+        return not may_be_put_out(self.failing, self.otherwise_ready)
+
     def no_worker_error(self) -> UnavailableError:
         """The error of a request that found no worker ready; says why of each, up to a few."""
         return UnavailableError(f"no worker is ready: {_problems_of(self) or 'none is known'}")
@@ -339,11 +398,25 @@ class WorkerRegistry:
         owners: dict[WorkerId, Endpoint] = {}
         for entry in self:
             entry.problem = entry.unreachable or self._problem_of(entry, owners)
+        self._put_out()
         self._ready = [entry for entry in self if entry.ready]
         self._context_length = max(
             (entry.facts.context_length for entry in self._ready if entry.facts), default=0
         )
         self.reviews += 1
+
+    def _put_out(self) -> None:
+        """Leave out those that fail, unless they are too many."""
+        sound = [entry for entry in self if not entry.problem]
+        failing = [entry for entry in sound if entry.health.is_failing]
+        self.failing, self.otherwise_ready = len(failing), len(sound)
+        for entry in self:
+            entry.ejected = False
+        for entry in () if self.spreads_over_all else failing:
+            entry.ejected = True
+            entry.problem = (
+                f"was put out: {entry.health.why}; it is back once {SUCCESSES_IN} probes in a row are good"
+            )
 
     def _problem_of(self, entry: WorkerEntry, owners: dict[WorkerId, Endpoint]) -> str:
         facts = entry.facts

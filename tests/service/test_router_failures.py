@@ -317,8 +317,8 @@ def worker_named(router: Router, worker_id: str) -> FakeWorker:
 
 async def test_busy_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker too busy to say who it is, and alive by its health stream, stays ready and is sent requests."""
-    monkeypatch.setattr("prefixmesh.router.workers.DESCRIBE_INTERVAL_S", 0.01)
-    monkeypatch.setattr("prefixmesh.router.workers.DESCRIBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("prefixmesh.router.worker_link.DESCRIBE_INTERVAL_S", 0.01)
+    monkeypatch.setattr("prefixmesh.router.worker_link.DESCRIBE_TIMEOUT_S", 0.05)
     async with running_router(1) as router:
         worker = router.workers[0]
         worker.script.before_describe.shut()

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from prefixmesh.errors import UnavailableError
-from prefixmesh.router.workers import WorkerLink
+from prefixmesh.router.worker_link import WorkerLink
 from tests.support.fake_worker import Script
 from tests.support.router_kit import Router, running_router, token_request
 from tests.support.servers import eventually
