@@ -242,7 +242,7 @@ class Attempts:
         """The answer is whole; ``named`` as of ``RouterCore.finished``."""
         self._core.finished(self._running, now, named)
         self.outcome = FINISHED
-        self._settled()
+        self._placement = None
 
     def failed(self, kind: FailureKind, error: PrefixmeshError, now: float, *, sent_tokens: int = 0) -> Step:
         """The attempt is over without the answer's end. ``sent_tokens`` is the longest answer that the caller has so far: whoever goes on
@@ -254,7 +254,7 @@ class Attempts:
                 Failed, self.request_id, attempt=self.number, kind=kind.value, reason=str(error)
             )
         self._core.failed(placement, now)
-        self._settled()
+        self._placement = None
         if kind is FailureKind.CHANGED:
             return self._prepare_anew(error)
         if kind not in _RETRIED:
@@ -282,7 +282,7 @@ class Attempts:
         """The request is over: it ended, or nobody wants it any more. Gives everything back; a second time nothing happens."""
         if self._placement is not None:
             self._core.failed(self._placement, now)
-            self._settled()
+            self._placement = None
         self._leave_place()
         if not self._is_open:
             return
@@ -358,9 +358,6 @@ class Attempts:
         self.outcome = error.reason
         self._leave_place()
         return End(error)
-
-    def _settled(self) -> None:
-        self._placement = None  # its end is in the core's history
 
     def _leave_place(self) -> None:
         place, self._place = self._place, None
