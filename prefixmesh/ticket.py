@@ -4,9 +4,12 @@ A worker believes a ticket and nothing else about who is calling. The note is a 
 HMAC-SHA256 under a key derived from the fleet secret; it travels as binary metadata beside the request.
 """
 
+import hashlib
 import hmac
-from dataclasses import dataclass
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
 
 from prefixmesh.cache.namespace import NAMESPACE_BYTES
 from prefixmesh.errors import ForgedTicketError, OtherLifeError
@@ -16,12 +19,12 @@ from prefixmesh.proto.v1 import ticket_pb2
 
 TICKET_METADATA: Final = "x-prefixmesh-ticket-bin"
 _MAC_BYTES: Final = 32
+_SHA256_BLOCK: Final = 64
 _MAX_BYTES: Final = 64 * 1024
 """A ticket is a few hundred bytes; anything larger is not one of ours."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
+class Ticket(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a router tells a worker about one request."""
 
     request_id: RequestId
@@ -88,4 +91,18 @@ def verify(note: bytes, secret: FleetSecret, incarnation: Incarnation) -> Ticket
 
 
 def _mac(body: bytes, secret: FleetSecret) -> bytes:
-    return hmac.digest(secret.ticket_key(), body, "sha256")
+    states = _mac_states(secret.ticket_key())
+    inner, outer = states[0].copy(), states[1].copy()
+    inner.update(body)
+    outer.update(inner.digest())
+    mac: bytes = outer.digest()
+    return mac
+
+
+@lru_cache(maxsize=16)
+def _mac_states(key: bytes) -> tuple[Any, Any]:
+    """HMAC's inner and outer hash after the key's own block, which is the same for every ticket (RFC 2104, section 4: it takes a third of
+    the time that a whole HMAC takes). ``key`` is shorter than a block. To be copied only."""
+    block = key.ljust(_SHA256_BLOCK, b"\0")
+    inner, outer = (bytes(byte ^ pad for byte in block) for pad in (0x36, 0x5C))
+    return hashlib.sha256(inner), hashlib.sha256(outer)

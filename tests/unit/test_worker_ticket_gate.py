@@ -1,7 +1,6 @@
 """A ticket admits one call, in its time, within its limits."""
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from prefixmesh.errors import ExpiredTicketError, OverloadedError, TicketLimitError, UsedTicketError
@@ -22,7 +21,7 @@ TICKET = Ticket(
 
 
 def ticket(name: str, expires_unix_ms: int) -> Ticket:
-    return dataclasses.replace(TICKET, request_id=RequestId(name), expires_unix_ms=expires_unix_ms)
+    return msgspec.structs.replace(TICKET, request_id=RequestId(name), expires_unix_ms=expires_unix_ms)
 
 
 def test_ticket_is_good_until_its_time_and_for_one_call() -> None:
@@ -83,5 +82,5 @@ def test_request_within_its_tickets_limits_passes_and_one_beyond_any_is_refused(
 
 
 def test_ticket_that_sets_no_limits_admits_any() -> None:
-    free = dataclasses.replace(TICKET, prompt_tokens=0, max_tokens=0, branches=0)
+    free = msgspec.structs.replace(TICKET, prompt_tokens=0, max_tokens=0, branches=0)
     check_limits(free, prompt_tokens=10**9, max_tokens=10**9, branches=10**9)
