@@ -30,6 +30,13 @@ class WorkerReport:
     uncached_tokens: int = 0
     """To be computed before the answers of running and queued requests go on."""
 
+    uncached_squares: int = 0
+    """The sum of ``b**2 - a**2`` over the requests of which the tokens from ``a`` to ``b`` are that: what the second part of the prefill's
+    curve counts by. 0 from workers that do not tell."""
+
+    answer_tokens: int = 0
+    """Mean length of the answers that ended last; 0 before the first, and from workers that do not tell."""
+
     prefill_ms_per_token: float = 0.0
     prefill_ms_per_token2: float = 0.0
     """One curve: to compute the tokens from ``a`` to ``b`` of a prompt takes ``first * (b - a) + second * (b**2 - a**2)`` milliseconds.

@@ -173,6 +173,8 @@ def _encode_report(report: WorkerReport) -> pb.WorkerReport:
         running_requests=report.running_requests,
         queued_requests=report.queued_requests,
         uncached_tokens=report.uncached_tokens,
+        uncached_squares=report.uncached_squares,
+        answer_tokens=report.answer_tokens,
         prefill=pb.PrefillRate(
             linear_ms_per_token=report.prefill_ms_per_token,
             quadratic_ms_per_token2=report.prefill_ms_per_token2,
@@ -211,6 +213,8 @@ def _decode_report(report: pb.WorkerReport) -> WorkerReport:
         running_requests=_not_negative(report.running_requests, "report.running_requests"),
         queued_requests=_not_negative(report.queued_requests, "report.queued_requests"),
         uncached_tokens=_not_negative(report.uncached_tokens, "report.uncached_tokens"),
+        uncached_squares=_not_negative(report.uncached_squares, "report.uncached_squares"),
+        answer_tokens=_not_negative(report.answer_tokens, "report.answer_tokens"),
         prefill_ms_per_token=check_rate(
             report.prefill.linear_ms_per_token, "report.prefill.linear_ms_per_token"
         ),

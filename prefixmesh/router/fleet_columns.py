@@ -31,7 +31,7 @@ ANSWER_TOKENS: Final = 64
 """How long an answer is expected to be that nobody knows anything of."""
 
 
-_COLUMNS: Final = 15
+_COLUMNS: Final = 16
 
 
 BOTH_SIDES: Final = 2
@@ -71,6 +71,9 @@ class FleetColumns:
 
     wait_steps_per_token: Column
     """Decode steps until one more token than those is free; 0 where the pool is not known."""
+
+    answer_tokens: Column
+    """How long an answer is expected to become there: the mean of those that ended last."""
 
     trust: Column
     match_unit: Column
@@ -164,7 +167,7 @@ class FleetColumns:
         self.in_flight[row] = in_flight
         self.slowed_tokens[row] = BOTH_SIDES * ANSWER_TOKENS * in_flight
         over = (in_flight + 1) * self.per_place.item(row) - 1.0
-        steps = over * ANSWER_TOKENS if over > 0.0 else 0.0
+        steps = over * self.answer_tokens.item(row) if over > 0.0 else 0.0
         self.full_rows += (steps > 0.0) - (self.place_wait_steps.item(row) > 0.0)
         self.place_wait_steps[row] = steps
         self.waiting_prefill_ms[row] = waiting_prefill_ms
@@ -177,10 +180,14 @@ class FleetColumns:
         self.evictable_tokens[row] = evictable_tokens
         self.room_now[row] = room = free_tokens + evictable_tokens
         # An answer at least is in use: there may be nothing to divide by.
-        self.wait_steps_per_token[row] = ANSWER_TOKENS / max(
-            float(self.pool_tokens[row]) - room, ANSWER_TOKENS
-        )
+        length = self.answer_tokens.item(row)
+        self.wait_steps_per_token[row] = length / max(self.pool_tokens.item(row) - room, length)
         self._least_free = self._least_room_now = None
+
+    def set_answer_tokens(self, row: int, tokens: int) -> None:
+        """Mean length of the answers that ended last on a worker; 0: not known. What load and pool say counts by it from the next
+        time on that they are set."""
+        self.answer_tokens[row] = tokens or ANSWER_TOKENS
 
     def set_trust(self, row: int, share: float) -> None:
         """How much of a match counts: 1 where the view is exact, less where it may be wrong."""
@@ -237,6 +244,7 @@ class FleetColumns:
     def _clear(self, row: int) -> None:
         self.set_usable(row, usable=False)
         self.set_facts(row, match_unit=0, places=0, context_length=0, total_tokens=0)
+        self.set_answer_tokens(row, 0)
         self.set_load(row, in_flight=0, waiting_prefill_ms=0.0, decode_work_ms=0.0)
         self.free_tokens[row] = self.room_now[row] = BOUNDLESS
         self.evictable_tokens[row] = self.wait_steps_per_token[row] = 0.0
@@ -264,6 +272,7 @@ class FleetColumns:
             self.evictable_tokens,
             self.room_now,
             self.wait_steps_per_token,
+            self.answer_tokens,
             self.trust,
             self.match_unit,
             self.units_per_token,

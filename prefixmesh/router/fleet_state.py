@@ -96,14 +96,14 @@ class FleetState:
             total_tokens=facts.total_tokens,
         )
         if entry.report is None:
-            prefill_rate = facts.rates.prefill_tokens_per_s
+            rates = facts.rates
             self._columns.set_rates(
                 entry.row,
-                prefill_ms_per_token=1000.0 / prefill_rate if prefill_rate > 0.0 else 0.0,
-                prefill_ms_per_token2=0.0,
-                decode_step_ms=facts.rates.decode_step_ms,
-                load_back_ms_per_token=0.0,
-                adapter_load_ms=0.0,
+                prefill_ms_per_token=rates.linear_ms_per_token,
+                prefill_ms_per_token2=rates.prefill_ms_per_token2,
+                decode_step_ms=rates.decode_step_ms,
+                load_back_ms_per_token=rates.load_back_ms_per_token,
+                adapter_load_ms=rates.adapter_load_ms,
             )
         self.tell_ready()
         return is_new_life
@@ -130,6 +130,7 @@ class FleetState:
             load_back_ms_per_token=report.load_back_ms_per_token,
             adapter_load_ms=report.adapter_load_ms,
         )
+        columns.set_answer_tokens(row, report.answer_tokens)
         pool = report.device_pool
         if pool.total_pages and entry.facts is not None:
             page_size = entry.facts.page_size
@@ -138,11 +139,13 @@ class FleetState:
                 free_tokens=pool.free_pages * page_size,
                 evictable_tokens=pool.evictable_pages * page_size,
             )
+        rates = columns.rates
         entry.load.on_report(
             LoadReport(
                 answers=report.running_requests + report.queued_requests,
                 own_requests=report.own_requests,
-                prefill_ms=report.uncached_tokens * float(columns.rates.linear[row]),
+                prefill_ms=report.uncached_tokens * rates.linear.item(row)
+                + report.uncached_squares * rates.quadratic.item(row),
                 decode_ms_each=decode_work_ms(columns, row, None, 1),
                 accepted=report.accepted,
                 prefilled=report.prefilled,

@@ -270,7 +270,12 @@ def _facts(worker: SimulatedWorker, incarnation: Incarnation) -> WorkerFacts:
         match_unit=info.page_size,
         page_size=info.page_size,
         total_tokens=info.max_total_tokens,
-        rates=Rates(stats.prefill_tokens_per_s, stats.decode_step_ms),
+        rates=Rates(
+            stats.prefill_tokens_per_s,
+            stats.decode_step_ms,
+            stats.prefill_ms_per_token,
+            stats.prefill_ms_per_token2,
+        ),
     )
 
 

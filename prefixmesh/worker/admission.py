@@ -126,6 +126,15 @@ class AdmissionQueue:
         missing = np.maximum(order.limits - order.cached, 0) + 1
         return int(missing[waiting].sum())
 
+    @property
+    def uncached_squares(self) -> int:
+        """Of those tokens, the sum of ``b**2 - a**2`` over requests that have the ones from ``a`` to ``b`` to compute. O(rows)."""
+        order = self.order
+        waiting = order.roles != Role.PREFILLING
+        ends = order.limits + 1
+        begins = np.minimum(order.cached, order.limits)
+        return int((ends**2 - begins**2)[waiting].sum())
+
     def check_bounds(self) -> bool:
         """Whether the queue is within its bound and all its books agree. O(queue)."""
         in_lines = sum(len(line) for line in self.lines.values())

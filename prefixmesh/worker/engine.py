@@ -145,6 +145,8 @@ class EngineCore:
             preemptions=scheduler.preemptions,
             evicted_pages=kv.evicted_pages,
             uncached_tokens=scheduler.uncached_tokens,
+            uncached_squares=scheduler.uncached_squares,
+            answer_tokens=round(scheduler.estimate.mean_tokens),
             resident_adapters=self._adapters.table.resident,
             adapter_load_ms=self._adapters.load_ms,
             adapters=self._adapters.table.counts(),

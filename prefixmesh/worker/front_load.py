@@ -35,6 +35,8 @@ class FrontLoad:
         """Tokens to compute of everything that was ever submitted, as far as they were known beforehand."""
 
         self._uncached_share = 1.0
+        self._context = 0.0
+        """Mean of ``a + b`` over those tokens, each of a prompt that has the ones from ``a`` to ``b`` to compute."""
 
     def __repr__(self) -> str:
         return f"FrontLoad({self.running} running, {self.queued} queued, {self.requests!r})"
@@ -60,9 +62,16 @@ class FrontLoad:
         """Tokens to compute, where the engine has told of ``told`` and knew what was submitted up to ``mark``. O(1)."""
         return round(told + self._submitted - mark) if self.running or self.queued else 0
 
+    def uncached_squares(self, told: int, mark: float) -> int:
+        """The sum of ``b**2 - a**2`` over the same, alike; of what was submitted since, by the mean of all that was lately. O(1)."""
+        since = (self._submitted - mark) * self._context
+        return round(told + since) if self.running or self.queued else 0
+
     def count_submit(self, tokens: int) -> None:
         """A prompt of so many tokens goes to the engine."""
         self._submitted += tokens * self._uncached_share
+        context = tokens * (2.0 - self._uncached_share)
+        self._context += (SHARE_WEIGHT if self._context else 1.0) * (context - self._context)
         self.on_change()
 
     def learn_share(self, prompt_tokens: int, cached_tokens: int) -> None:

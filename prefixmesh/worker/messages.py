@@ -299,6 +299,12 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Tokens of running and waiting requests that are still to be computed before their answers go on. What several who wait share
     is counted for each, so that it is at most too much."""
 
+    uncached_squares: int = 0
+    """The sum of ``b**2 - a**2`` over those requests, of which the tokens from ``a`` to ``b`` are to be computed."""
+
+    answer_tokens: int = 0
+    """Mean length of the answers that ended last; 0 before the first."""
+
     prefill_ms_per_token: float = 0.0
     prefill_ms_per_token2: float = 0.0
     """As measured, 0 before: the tokens from ``a`` to ``b`` of a prompt take ``first * (b - a) + second * (b**2 - a**2)``."""

@@ -43,17 +43,27 @@ class OutputEstimate:
         self._constant = constant_tokens
         self._ends: deque[tuple[int, bool]] = deque(maxlen=WINDOW)
         """Length, and whether it was cut."""
+        self._sum = 0
+        """Of their lengths."""
+
         self._curve: _Curve | None = None
         """Of the ends; None since one came."""
 
         self.caution = MOST_CAUTION
         """Share of the expected room that an admission keeps."""
 
+    @property
+    def mean_tokens(self) -> float:
+        """Mean length of the answers that ended last, whatever ended them: how long a place is taken. 0 before the first."""
+        return self._sum / len(self._ends) if self._ends else 0.0
+
     def ended(self, output_tokens: int, *, by_itself: bool) -> None:
         """An answer ended; not ``by_itself`` when its limit cut it. O(1)."""
+        forgotten = self._ends[0][0] if len(self._ends) == WINDOW else 0
+        self._ends.append((output_tokens, not by_itself))
+        self._sum += output_tokens - forgotten
+        self._curve = None
         if self._constant is None:
-            self._ends.append((output_tokens, not by_itself))
-            self._curve = None
             self.caution = max(LEAST_CAUTION, self.caution * CAUTION_PER_END)
 
     def preempted(self) -> None:

@@ -111,6 +111,12 @@ class Scheduler:
         prefilling = sum(request.length - request.computed for request in self._batch.prefilling)
         return prefilling + self._queue.uncached_tokens
 
+    @property
+    def uncached_squares(self) -> int:
+        """Of the same tokens, the sum of ``b**2 - a**2`` over those who have the ones from ``a`` to ``b`` to compute. O as above."""
+        prefilling = sum(request.length**2 - request.computed**2 for request in self._batch.prefilling)
+        return prefilling + self._queue.uncached_squares
+
     def take_events(self) -> list[Event]:
         """What happened since the last call, in order."""
         events, self._events = self._events, []

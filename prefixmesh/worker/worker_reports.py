@@ -121,6 +121,8 @@ class ReportMaker:
             running_requests=load.running,
             queued_requests=load.queued,
             uncached_tokens=load.uncached_tokens(engine.uncached_tokens, stats.mark),
+            uncached_squares=load.uncached_squares(engine.uncached_squares, stats.mark),
+            answer_tokens=engine.answer_tokens,
             prefill_ms_per_token=engine.prefill_ms_per_token,
             prefill_ms_per_token2=engine.prefill_ms_per_token2,
             decode_step_ms=engine.decode_step_ms,

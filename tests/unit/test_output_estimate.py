@@ -19,6 +19,19 @@ def learnt(lengths: list[int], *, by_itself: bool = True) -> OutputEstimate:
     return estimate
 
 
+@pytest.mark.parametrize("constant_tokens", [None, 4])
+def test_the_mean_is_of_the_last_answers_whatever_ended_them(constant_tokens: int | None) -> None:
+    """How long a place is taken: an answer that its limit cut has given it back as well."""
+    estimate = OutputEstimate(constant_tokens)
+    assert estimate.mean_tokens == 0.0
+    for length in (10, 30):
+        estimate.ended(length, by_itself=length == 30)
+    assert estimate.mean_tokens == 20.0
+    for _ in range(WINDOW):
+        estimate.ended(7, by_itself=True)
+    assert estimate.mean_tokens == 7.0
+
+
 def test_nothing_known_expects_half_of_what_may_come() -> None:
     assert OutputEstimate().total_tokens(0, 1000) == 500
     assert OutputEstimate().total_tokens(600, 1000) == 800

@@ -1,5 +1,7 @@
 """What workers' reports and events do to the requests that a router has placed: they move them, end them once, and never lose their load."""
 
+from dataclasses import replace
+
 import pytest
 
 from prefixmesh.cache.events import Cleared
@@ -221,6 +223,34 @@ def test_others_load_weighs_as_much_as_own(scene: Scene) -> None:
     scene.cache.report(NOW, running_requests=8, uncached_tokens=4000)
     taken = {scene.core.route(prompt(unique(seed, 300)), NOW).endpoint for seed in range(4)}
     assert taken == {"w1"}
+
+
+def test_prompts_that_wait_cost_by_the_curve_that_their_worker_measures(scene: Scene) -> None:
+    """1,000 tokens after 3,000 that are cached are dearer than 1,000 at a prompt's beginning, which is all that a count can mean."""
+    curve = {"prefill_ms_per_token": 0.5, "prefill_ms_per_token2": 0.0001}
+    scene.cache.report(
+        NOW, running_requests=1, uncached_tokens=1000, uncached_squares=4000**2 - 3000**2, **curve
+    )
+    assert entry_of(scene.core, "w0").load.total.prefill_ms == pytest.approx(500 + 700)
+    scene.cache.report(NOW, running_requests=1, uncached_tokens=1000, **curve)
+    assert entry_of(scene.core, "w0").load.total.prefill_ms == pytest.approx(500), (
+        "a worker that does not tell"
+    )
+
+
+def test_a_place_is_waited_for_as_long_as_answers_have_been_lately(scene: Scene) -> None:
+    """Twice as long answers give places back half as often; what no worker has told is 64 tokens."""
+    told = scene.core.registry.get(W0)
+    assert told is not None
+    assert told.facts is not None
+    places, request = 128, prompt(unique(1, 64))
+    scene.core.described(W0, replace(told.facts, max_running_requests=places), NOW)
+    waits = []
+    for answer_tokens in (0, 32, 64, 128):
+        scene.cache.report(NOW, running_requests=places, answer_tokens=answer_tokens, decode_step_ms=40.0)
+        ((_, terms),) = scene.core.explain(request, NOW).candidates
+        waits.append(terms.wait_ms)
+    assert waits == pytest.approx([40 * tokens / places for tokens in (64, 32, 64, 128)])
 
 
 def test_silent_worker_is_believed_less_and_its_word_on_others_not_at_all(scene: Scene) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from prefixmesh.errors import InvalidRequestError
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
+from prefixmesh.router.registry import Rates
 from prefixmesh.router.worker_facts import (
     LEAST_TOKENS_PER_S,
     MAX_REQUESTS,
@@ -22,6 +23,21 @@ def test_measured_figures_come_through() -> None:
     )
     assert facts_of(answer).rates[:2] == (LEAST_TOKENS_PER_S, 30.0)
     assert facts_of(pb.DescribeResponse()).rates[:2] == (0.0, 0.0)
+
+
+def test_a_workers_curve_comes_through_and_a_mere_rate_stands_for_one() -> None:
+    """Earlier workers tell only what a token costs on the whole."""
+    told = pb.Rates(
+        prefill_tokens_per_s=500.0,
+        prefill=pb.PrefillRate(linear_ms_per_token=0.5, quadratic_ms_per_token2=0.001),
+        load_back_ms_per_token=0.25,
+        adapter_load_ms=70.0,
+    )
+    rates = facts_of(pb.DescribeResponse(rates=told)).rates
+    assert rates == Rates(500.0, 0.0, 0.5, 0.001, 0.25, 70.0)
+    assert rates.linear_ms_per_token == 0.5
+    assert Rates(500.0, 0.0).linear_ms_per_token == 2.0
+    assert Rates(0.0, 0.0).linear_ms_per_token == 0.0
 
 
 @pytest.mark.parametrize("rate", [math.nan, math.inf, -1.0, 5e-324])

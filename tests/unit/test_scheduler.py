@@ -225,6 +225,22 @@ def test_prompts_are_computed_in_chunks_while_others_decode() -> None:
     assert bench.output("other") == expected_output([3] * 5, 1)
 
 
+def test_what_is_to_be_computed_is_told_in_tokens_and_in_squares() -> None:
+    """Waiting, in the middle of its prompt, and with a part that is cached: each from where it stands to its prompt's end."""
+    bench = Bench(chunk=4, max_running=1, total_pages=200)
+    bench.submit("a", range(10), max_tokens=1)
+    assert (bench.scheduler.uncached_tokens, bench.scheduler.uncached_squares) == (10, 10**2)
+    bench.step()
+    assert (bench.scheduler.uncached_tokens, bench.scheduler.uncached_squares) == (6, 10**2 - 4**2)
+    bench.run()
+    bench.submit("b", range(20, 40), max_tokens=30)
+    bench.step()
+    bench.submit("c", [*range(10), 30, 31])
+    assert bench.scheduler.uncached_squares == 20**2 - 4**2 + 12**2 - 10**2
+    bench.run()
+    assert (bench.scheduler.uncached_tokens, bench.scheduler.uncached_squares) == (0, 0)
+
+
 def test_others_share_a_long_prompt_while_it_is_still_computed() -> None:
     """Each finished chunk is in the cache at once."""
     bench = Bench(chunk=8, hold_min=1000)

@@ -93,6 +93,17 @@ def test_new_prompts_are_expected_to_be_cached_as_those_before_them_were() -> No
         assert load.uncached_tokens(0, mark) == pytest.approx(200, abs=2)
 
 
+def test_a_new_prompt_counts_by_the_square_of_its_length_as_well() -> None:
+    """300 tokens with nothing cached are 300**2; of those before, what the engine told."""
+    load = FrontLoad()
+    with load.enter("r", A, 1) as place:
+        mark = load.mark()
+        place.submitted(300)
+        assert load.uncached_squares(1000, mark) == 1000 + 300**2
+        assert load.uncached_squares(1000, load.mark()) == 1000
+    assert load.uncached_squares(1000, mark) == 0, "nobody is there"
+
+
 def test_without_requests_there_is_nothing_to_compute_whatever_the_engine_said_last() -> None:
     load = FrontLoad()
     with load.enter("r", A, 1) as place:

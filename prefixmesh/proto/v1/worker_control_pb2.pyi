@@ -112,7 +112,7 @@ class CacheCleared(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("place", "tiers", "running_requests", "queued_requests", "uncached_tokens", "prefill", "decode_step_ms", "accepted", "prefilled", "ended", "own_requests", "resident_adapters", "adapter_load_ms", "draining", "load_back_ms_per_token", "unix_ms")
+    __slots__ = ("place", "tiers", "running_requests", "queued_requests", "uncached_tokens", "prefill", "decode_step_ms", "accepted", "prefilled", "ended", "own_requests", "resident_adapters", "adapter_load_ms", "draining", "load_back_ms_per_token", "unix_ms", "uncached_squares", "answer_tokens")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,8 @@ class WorkerReport(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     LOAD_BACK_MS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    UNCACHED_SQUARES_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     place: CachePlace
     tiers: _containers.RepeatedCompositeFieldContainer[TierReport]
     running_requests: int
@@ -145,7 +147,9 @@ class WorkerReport(_message.Message):
     draining: bool
     load_back_ms_per_token: float
     unix_ms: int
-    def __init__(self, place: _Optional[_Union[CachePlace, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierReport, _Mapping]]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[PrefillRate, _Mapping]] = ..., decode_step_ms: _Optional[float] = ..., accepted: _Optional[_Iterable[str]] = ..., prefilled: _Optional[_Iterable[str]] = ..., ended: _Optional[_Iterable[str]] = ..., own_requests: _Optional[int] = ..., resident_adapters: _Optional[_Iterable[str]] = ..., adapter_load_ms: _Optional[float] = ..., draining: _Optional[bool] = ..., load_back_ms_per_token: _Optional[float] = ..., unix_ms: _Optional[int] = ...) -> None: ...
+    uncached_squares: int
+    answer_tokens: int
+    def __init__(self, place: _Optional[_Union[CachePlace, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierReport, _Mapping]]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[PrefillRate, _Mapping]] = ..., decode_step_ms: _Optional[float] = ..., accepted: _Optional[_Iterable[str]] = ..., prefilled: _Optional[_Iterable[str]] = ..., ended: _Optional[_Iterable[str]] = ..., own_requests: _Optional[int] = ..., resident_adapters: _Optional[_Iterable[str]] = ..., adapter_load_ms: _Optional[float] = ..., draining: _Optional[bool] = ..., load_back_ms_per_token: _Optional[float] = ..., unix_ms: _Optional[int] = ..., uncached_squares: _Optional[int] = ..., answer_tokens: _Optional[int] = ...) -> None: ...
 
 class TierReport(_message.Message):
     __slots__ = ("blocks", "digest", "pool")
