@@ -85,7 +85,8 @@ def read_answers(deltas: Sequence[bytes], answers: dict[int, Answer]) -> None:
 
 
 def join_frames(frames: Sequence[bytes]) -> list[bytes]:
-    """The same stream in as few frames: deltas of a branch that follow each other become one. O(their bytes).
+    """The same stream in as few frames: deltas of a branch that follow each other become one, but for a last one without a token. O(their
+    bytes).
 
     Whatever is no delta stays where it is, as it came, and deltas stay before or behind it.
     """
@@ -108,7 +109,12 @@ def _join_deltas(run: list[bytes]) -> list[bytes]:
     for frame in run:
         delta = pb.GenerateResponse.FromString(frame).delta
         by_branch.setdefault(delta.branch, []).append(delta)
-    return [_as_one(deltas) for deltas in by_branch.values()]
+    joined: list[bytes] = []
+    for deltas in by_branch.values():
+        # Text without a token comes once, at an answer's end. Whoever goes on with the answer must know whether it was told.
+        whole = len(deltas) - (not deltas[-1].token_ids)
+        joined += [_as_one(part) for part in (deltas[:whole], deltas[whole:]) if part]
+    return joined
 
 
 def _as_one(deltas: list[pb.Delta]) -> bytes:
