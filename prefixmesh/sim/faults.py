@@ -11,6 +11,12 @@ As JSON::
 | `wrong_cached` | answers say ``amount`` cached tokens more than were found (less where it is negative) |
 | `wrong_sums` | reports carry a digest that is not the cache's |
 | `silence` | nothing is told of the cache and the load; requests are served |
+| `refuse` | the worker lives, and no request is taken in: each ends in ``status``, ``RESOURCE_EXHAUSTED`` or ``UNAVAILABLE``, at once |
+| `stall_stream` | requests are taken in and told of up to ``amount`` tokens (0: of ``Started`` alone); what comes after waits until it is over |
+| `stall` | the worker stands still, as after SIGSTOP: it does and answers nothing, and loses nothing. Simulated only |
+| `clock` | the worker's clock is ``amount`` seconds ahead (behind where it is negative). Simulated only |
+
+A process is stopped by a signal, and its clock is the machine's.
 """
 
 import enum
@@ -39,6 +45,18 @@ class FaultKind(enum.Enum):
     WRONG_CACHED = "wrong_cached"
     WRONG_SUMS = "wrong_sums"
     SILENCE = "silence"
+    REFUSE = "refuse"
+    STALL_STREAM = "stall_stream"
+    STALL = "stall"
+    CLOCK = "clock"
+
+
+SIMULATED_ONLY: Final = frozenset({FaultKind.STALL, FaultKind.CLOCK})
+
+REFUSALS: Final = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
+"""By which status a live worker says no: it is full, or it takes nothing new. The first of them where none is given."""
+
+_MAY_BE_NEGATIVE: Final = frozenset({FaultKind.WRONG_CACHED, FaultKind.CLOCK})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +69,8 @@ class Fault:
 
     for_s: float = math.inf
     amount: float = 0.0
+    status: str = ""
+    """Of ``refuse`` alone."""
 
     @property
     def until_s(self) -> float:
@@ -66,6 +86,14 @@ class FaultsNow(NamedTuple):
     wrong_cached: int = 0
     wrong_sums: bool = False
     silent: bool = False
+    refusal: str = ""
+    """The status that requests are refused with; empty where they are taken in."""
+
+    stream_stops_at: float = math.inf
+    """No more tokens of an answer than this are told of for now."""
+
+    stalled: bool = False
+    clock_ahead_s: float = 0.0
 
     def cached_tokens(self, found: int, prompt_tokens: int) -> int:
         """What is told of a prompt in which ``found`` tokens were cached."""
@@ -103,6 +131,12 @@ class FaultScript:
             wrong_cached=round(_total(active, FaultKind.WRONG_CACHED)),
             wrong_sums=FaultKind.WRONG_SUMS in kinds,
             silent=FaultKind.SILENCE in kinds,
+            refusal=next((fault.status for fault in active if fault.kind is FaultKind.REFUSE), ""),
+            stream_stops_at=min(
+                (fault.amount for fault in active if fault.kind is FaultKind.STALL_STREAM), default=math.inf
+            ),
+            stalled=FaultKind.STALL in kinds,
+            clock_ahead_s=_total(active, FaultKind.CLOCK),
         )
 
     def __repr__(self) -> str:
@@ -110,7 +144,7 @@ class FaultScript:
 
 
 def parse_faults(text: bytes) -> FaultScript:
-    """A script from its JSON. Raises ConfigError naming the fault by its place, the field and the limit."""
+    """A script for a process, from its JSON. Raises ConfigError naming the fault by its place, the field and the limit."""
     try:
         value = msgspec.json.decode(text) if text.strip() else []
     except msgspec.DecodeError as error:
@@ -123,21 +157,35 @@ def parse_faults(text: bytes) -> FaultScript:
 def _parse_fault(value: Any, where: str) -> Fault:
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: must be an object")
-    unknown = value.keys() - {"kind", "at_s", "for_s", "amount"}
+    unknown = value.keys() - {"kind", "at_s", "for_s", "amount", "status"}
     if unknown:
         raise ConfigError(f"{where}: unknown field {min(unknown)!r}")
     try:
         kind = FaultKind(value.get("kind"))
     except ValueError as error:
-        kinds = ", ".join(kind.value for kind in FaultKind)
+        kinds = ", ".join(kind.value for kind in FaultKind if kind not in SIMULATED_ONLY)
         raise ConfigError(f"{where}.kind: must be one of {kinds}, got {value.get('kind')!r:.40}") from error
-    least_amount = -math.inf if kind is FaultKind.WRONG_CACHED else 0.0
+    if kind in SIMULATED_ONLY:
+        raise ConfigError(f"{where}.kind: {kind.value} is for simulated workers; stop a process with SIGSTOP")
+    least_amount = -math.inf if kind in _MAY_BE_NEGATIVE else 0.0
     return Fault(
         kind=kind,
         at_s=_number(value, "at_s", 0.0, where, least=0.0),
         for_s=_number(value, "for_s", math.inf, where, least=0.0),
         amount=_number(value, "amount", 0.0, where, least=least_amount),
+        status=_status(value, kind, where),
     )
+
+
+def _status(value: dict[str, Any], kind: FaultKind, where: str) -> str:
+    if kind is not FaultKind.REFUSE:
+        if "status" in value:
+            raise ConfigError(f"{where}.status: is for refuse alone")
+        return ""
+    status = value.get("status", REFUSALS[0])
+    if status not in REFUSALS:
+        raise ConfigError(f"{where}.status: must be one of {', '.join(REFUSALS)}, got {status!r:.40}")
+    return str(status)
 
 
 def _number(value: dict[str, Any], field: str, default: float, where: str, *, least: float) -> float:

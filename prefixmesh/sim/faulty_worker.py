@@ -6,18 +6,20 @@ faults on and off while the worker runs, without a signal or a call.
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from prefixmesh.config import EngineConfig
-from prefixmesh.errors import ConfigError
+from prefixmesh.errors import ConfigError, OverloadedError, PrefixmeshError, UnavailableError
 from prefixmesh.proto.cache_news import News
 from prefixmesh.sim.fake_engine import FakeEngine, ModelIdentity, RealTime, build_fake_engine
 from prefixmesh.sim.faults import FaultScript, FaultsNow, parse_faults
@@ -27,13 +29,18 @@ from prefixmesh.worker.cache_watchers import CacheWatchers
 from prefixmesh.worker.engine import EngineCore
 from prefixmesh.worker.engine_client import RequestEvent
 from prefixmesh.worker.in_process_engine import InProcessEngine
-from prefixmesh.worker.messages import Admitted, Submit
+from prefixmesh.worker.messages import Admitted, Ended, Submit, TokensOut
 from prefixmesh.worker_report import WorkerReport
 
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.02
 """How often the file is looked at where nothing else does: a fault begins so late at most."""
+
+_REFUSALS: Final[dict[str, type[PrefixmeshError]]] = {
+    "RESOURCE_EXHAUSTED": OverloadedError,
+    "UNAVAILABLE": UnavailableError,
+}
 
 EXIT_CRASHED: Final = 70
 """Of a process that was told to crash."""
@@ -77,7 +84,8 @@ class FaultFile:
 
 
 class FaultyEngine(InProcessEngine):
-    """A fake engine on a thread, slow and lying about cached tokens as told. Given a runner that asks before every step."""
+    """A fake engine on a thread: slow, refusing, falling silent in the middle of answers and lying about cached tokens, as told. Given a
+    runner that asks before every step."""
 
     def __init__(
         self, config: EngineConfig, identity: ModelIdentity, timing: TimingModel, faults: FaultFile
@@ -87,15 +95,23 @@ class FaultyEngine(InProcessEngine):
 
     def submit(self, command: Submit) -> AsyncGenerator[RequestEvent, None]:
         """See ``EngineClient.submit``."""
-        return self._lying(command)
+        return self._faulty(command)
 
-    async def _lying(self, command: Submit) -> AsyncGenerator[RequestEvent, None]:
+    async def _faulty(self, command: Submit) -> AsyncGenerator[RequestEvent, None]:
+        refusal = self._faults.now().refusal
+        if refusal:
+            raise _REFUSALS[refusal]("the worker was told to refuse requests")
         async with aclosing(super().submit(command)) as events:
             async for event in events:
                 if isinstance(event, Admitted):
                     told = self._faults.now().cached_tokens(event.cached_tokens, count(command.tokens))
                     event = msgspec.structs.replace(event, cached_tokens=told)
+                else:
+                    await _until(partial(self._may_tell, event, count(command.resumed)))
                 yield event
+
+    def _may_tell(self, event: RequestEvent, resumed_tokens: int) -> bool:
+        return told_tokens(event, resumed_tokens) <= self._faults.now().stream_stops_at
 
     def _make(self, config: EngineConfig, identity: ModelIdentity, timing: TimingModel) -> EngineCore:
         engine: FakeEngine = build_fake_engine(config, identity, timing, RealTime())
@@ -118,6 +134,17 @@ class FaultyWatchers(CacheWatchers):
                 if isinstance(one, WorkerReport):
                     one = replace(one, summary=self._faults.now().summary(one.summary))
                 yield one
+
+
+def told_tokens(event: RequestEvent, resumed_tokens: int) -> float:
+    """How many tokens of an answer would have been told with this event: an end is past all of them."""
+    match event:
+        case TokensOut():
+            return event.position + len(event.token_ids) - resumed_tokens
+        case Ended():
+            return math.inf if event.reason in ("stop", "length") else 0
+        case _:
+            return 0
 
 
 async def crash_when_told(faults: FaultFile) -> None:

@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from prefixmesh import fleet_secret
 from prefixmesh.cache.tier import Tier
 from prefixmesh.config import EngineConfig, WorkerConfig
+from prefixmesh.errors import OverloadedError, PrefixmeshError, UnavailableError
 from prefixmesh.ids import Namespace
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import inference_pb2_grpc, router_pb2, router_pb2_grpc
@@ -121,6 +123,48 @@ async def test_it_is_silent_while_it_is_told_to_be_and_goes_on_where_it_was(
     switch(faults_path)
     await asyncio.wait_for(hearing, 30)
     follower.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [("RESOURCE_EXHAUSTED", OverloadedError), ("UNAVAILABLE", UnavailableError)]
+)
+async def test_it_refuses_every_request_while_it_is_told_to_and_lives(
+    worker: Worker, faults_path: Path, status: str, error: type[PrefixmeshError]
+) -> None:
+    switch(faults_path, {"kind": "refuse", "status": status})
+    for _ in range(2):
+        with pytest.raises(error, match="told to refuse requests"):
+            await worker.generate(request())
+    switch(faults_path)
+    assert len((await worker.generate(request())).token_ids) == 6
+
+
+@pytest.mark.parametrize("tokens", [0, 4])
+async def test_it_falls_silent_in_the_middle_of_an_answer_and_goes_on_when_that_is_over(
+    worker: Worker, faults_path: Path, tokens: int
+) -> None:
+    switch(faults_path, {"kind": "stall_stream", "amount": tokens})
+    async with open_channel(worker.bound.address) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub
+        call = stub(channel).Generate(request(), timeout=60)
+        told = [await call.read() for _ in range(1 + tokens)]
+        assert told[0].HasField("started")
+        more = asyncio.create_task(call.read())
+        # Others are told of as much meanwhile: it lives, and has had the time to tell more of this one.
+        other = stub(channel).Generate(request([1, *PROMPT]), timeout=60)
+        for _ in range(1 + tokens):
+            await other.read()
+        assert not more.done()
+        other.cancel()
+        switch(faults_path)
+        told.append(await more)
+        told += [message async for message in _rest(call)]
+    assert len(answer_of(told).token_ids) == 6
+
+
+async def _rest(call: Any) -> AsyncIterator[Any]:
+    while (message := await call.read()) is not grpc.aio.EOF:
+        yield message
 
 
 async def ask(program: Program, message: pb.GenerateRequest) -> Any:

@@ -26,6 +26,15 @@ def test_faults_of_one_kind_add_up() -> None:
     assert (script.at(0.5).delay_ms, script.at(1.5).delay_ms) == (12.0, 5.0)
 
 
+def test_the_first_refusal_and_the_shortest_stream_hold() -> None:
+    script = parse_faults(
+        b"""[{"kind": "refuse"}, {"kind": "refuse", "status": "UNAVAILABLE", "at_s": 2},
+        {"kind": "stall_stream", "amount": 4}, {"kind": "stall_stream", "amount": 2, "for_s": 1}]"""
+    )
+    assert [script.at(at).refusal for at in (0.5, 3.0)] == ["RESOURCE_EXHAUSTED"] * 2
+    assert [script.at(at).stream_stops_at for at in (0.5, 3.0)] == [2.0, 4.0]
+
+
 def test_no_script_is_no_fault() -> None:
     assert parse_faults(b"").at(0.0) == parse_faults(b"[]").at(0.0) == NO_FAULTS
 
@@ -58,6 +67,9 @@ def test_wrong_sums_are_wrong_in_the_digest_alone() -> None:
         (b'[{"kind": "delay", "amount": -1}]', r"amount: must be a number from 0.0 on, got -1"),
         (b'[{"kind": "delay", "at_s": true}]', "at_s: must be a number"),
         (b'[{"kind": "delay", "for_s": "1"}]', "for_s: must be a number"),
+        (b'[{"kind": "refuse", "status": "OK"}]', "status: must be one of RESOURCE_EXHAUSTED, UNAVAILABLE"),
+        (b'[{"kind": "delay", "status": "UNAVAILABLE"}]', "status: is for refuse alone"),
+        (b'[{"kind": "stall"}]', "stall is for simulated workers; stop a process with SIGSTOP"),
     ],
 )
 def test_what_is_malformed_is_refused_with_its_place_and_field(text: bytes, problem: str) -> None:
