@@ -127,7 +127,7 @@ def as_dict(view: "WorkerView") -> dict[str, Any]:
     plain = (
         "worker_id", "address", "ready", "problem", "draining", "trust", "in_flight", "work_ms", "running_requests",
         "queued_requests", "uncached_tokens", "blocks", "routed", "prompt_tokens", "cached_tokens", "cached_tokens_bias",
-        "cached_tokens_error", "first_token_ms_bias", "first_token_ms_error",
+        "cached_tokens_error", "first_token_ms_bias", "first_token_ms_error", "ejected", "failures",
     )  # fmt: skip
     return {name: getattr(view, name) for name in plain} | {
         "resyncs": dict(view.resyncs),
@@ -137,6 +137,8 @@ def as_dict(view: "WorkerView") -> dict[str, Any]:
 
 def _row(view: "WorkerView") -> tuple[str, ...]:
     state = "draining" if view.draining else "ready" if view.ready else view.problem or "not ready"
+    if view.ready and view.failures:
+        state += f", failing ({view.failures})"
     return (
         view.worker_id or "-",
         view.address,

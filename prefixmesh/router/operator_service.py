@@ -131,6 +131,8 @@ class OperatorService:
             first_token_ms_bias=errors.first_token_ms.bias,
             first_token_ms_error=errors.first_token_ms.size,
             draining=entry.draining,
+            ejected=entry.ejected,
+            failures=entry.health.failures,
         )
 
 

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -139,6 +140,21 @@ class Script:
     """What it says that its blocks have; 0: it does not tell."""
 
 
+class _Health(health.aio.HealthServicer):
+    """Whose single answers may be held back, beside its streams."""
+
+    def __init__(self, worker: "FakeWorker") -> None:
+        super().__init__()
+        self._worker = worker
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> health_pb2.HealthCheckResponse:
+        self._worker.checks_begun += 1
+        await self._worker.before_check.wait()
+        return await super().Check(request, context)
+
+
 class FakeWorker:
     """See the module. ``start`` binds a free port (or the one it had), ``kill`` ends it like a crash."""
 
@@ -155,7 +171,9 @@ class FakeWorker:
         self._seen: dict[bytes, list[bytes]] = {}
         self.told = ToldBlocks()
         self._server: grpc.aio.Server | None = None
-        self.health = health.aio.HealthServicer()
+        self.before_check = Gate()
+        self.checks_begun = 0
+        self.health = _Health(self)
 
     @property
     def address(self) -> str:
@@ -163,7 +181,7 @@ class FakeWorker:
 
     async def start(self) -> "FakeWorker":
         self._server = make_server()
-        self.health = health.aio.HealthServicer()
+        self.health = _Health(self)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         add_service(self._server, pb.DESCRIPTOR.services_by_name["Inference"], self)
         add_service(self._server, control.DESCRIPTOR.services_by_name["WorkerControl"], self)
