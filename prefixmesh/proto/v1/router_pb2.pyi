@@ -197,10 +197,12 @@ class AddWorkerRequest(_message.Message):
     def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class AddWorkerResponse(_message.Message):
-    __slots__ = ("added",)
+    __slots__ = ("added", "problem")
     ADDED_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
     added: bool
-    def __init__(self, added: _Optional[bool] = ...) -> None: ...
+    problem: str
+    def __init__(self, added: _Optional[bool] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class RemoveWorkerRequest(_message.Message):
     __slots__ = ("address",)

@@ -30,14 +30,16 @@ class DrainResponse(_message.Message):
     def __init__(self, running_requests: _Optional[int] = ...) -> None: ...
 
 class WatchCacheRequest(_message.Message):
-    __slots__ = ("resume_from", "report_interval_ms", "router_id")
+    __slots__ = ("resume_from", "report_interval_ms", "router_id", "reports_only")
     RESUME_FROM_FIELD_NUMBER: _ClassVar[int]
     REPORT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_ONLY_FIELD_NUMBER: _ClassVar[int]
     resume_from: CachePlace
     report_interval_ms: int
     router_id: str
-    def __init__(self, resume_from: _Optional[_Union[CachePlace, _Mapping]] = ..., report_interval_ms: _Optional[int] = ..., router_id: _Optional[str] = ...) -> None: ...
+    reports_only: bool
+    def __init__(self, resume_from: _Optional[_Union[CachePlace, _Mapping]] = ..., report_interval_ms: _Optional[int] = ..., router_id: _Optional[str] = ..., reports_only: _Optional[bool] = ...) -> None: ...
 
 class CachePlace(_message.Message):
     __slots__ = ("epoch", "sequence")
