@@ -183,11 +183,12 @@ class AnswerRecord:
         """A later attempt's message as the caller is told it, and noted as told; None where there is nothing to tell. O(its size).
 
         The same message, changed; ``now_s`` is when it came, by the clock of ``lived``. Raises UnavailableError when it does not go on where
-        the answer was interrupted: the worker is one that knows nothing of ``resumed_branches``.
+        the answer was interrupted (the worker is one that knows nothing of ``resumed_branches``), or with other weights of the adapter.
         """
         match response.WhichOneof("event"):
             case "started":
                 if self.started is not None:
+                    self._check_weights(response.started)
                     return None
             case "delta":
                 if not self._is_news(response.delta):
@@ -229,6 +230,11 @@ class AnswerRecord:
             )
         return True
 
+    def _check_weights(self, started: pb.Started) -> None:
+        told = self._started
+        if told is not None and self.has_token and told.adapter_digest != started.adapter_digest:
+            raise UnavailableError("the answer cannot be gone on with: its adapter was loaded anew meanwhile")
+
     def _complete(self, finished: pb.Finished, now_s: float | None) -> None:
         """Make a later attempt's end the end of all attempts together."""
         usage, started, branches = finished.usage, self.started, self.branches
@@ -237,7 +243,7 @@ class AnswerRecord:
             usage.cached_tokens.CopyFrom(started.cached_tokens)
         usage.completion_tokens = sum(branch.new_tokens for branch in branches)
         usage.resumed_tokens = self._resumed_tokens
-        usage.interruptions = self.interruptions
+        usage.interruptions += self.interruptions  # a proxy has counted its own
         if self.interruptions:
             # It is about what the last worker found, and the caller is told of what the first one did.
             usage.ClearField("prefill_saved")

@@ -224,6 +224,30 @@ def test_a_branch_that_nobody_asked_for_is_a_clear_error() -> None:
         record.continued(delta(0, 11, branch=4))
 
 
+def test_an_answer_does_not_go_on_with_other_weights() -> None:
+    """The adapter's name means another content by now; before the first token nothing was drawn with either."""
+    other = started()
+    other.started.adapter_digest = "other"
+    record = told(started())
+    resumed(record)
+    assert record.continued(other) is None
+    assert record.continued(delta(0, 11)) is not None
+    record.interrupted()
+    with pytest.raises(UnavailableError, match="its adapter was loaded anew"):
+        record.continued(other)
+
+
+def test_interruptions_of_both_hops_add_up() -> None:
+    """A proxy has counted those behind it."""
+    record = told(started(), delta(0, 11))
+    resumed(record)
+    end = finished(1)
+    end.finished.usage.interruptions = 2
+    last = record.continued(end)
+    assert last is not None
+    assert last.finished.usage.interruptions == 3
+
+
 @pytest.mark.parametrize("broken", [delta(2, 12), delta(0, 12), delta(0, 12, branch=1)])
 def test_an_answer_with_a_gap_is_not_gone_on_with(broken: pb.GenerateResponse) -> None:
     """Nobody could say what it is that would be continued."""
