@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+import msgspec
+
 from prefixmesh.errors import InvalidRequestError
 
 MAX_SEED: Final = 2**63 - 1
@@ -191,12 +193,11 @@ class TokenPrompt:
 Prompt = TextPrompt | ChatPrompt | TokenPrompt
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GenerateRequest:
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One validated call of ``Inference.Generate``, without the caller's identity (that comes from credentials)."""
 
     prompt: Prompt
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
     model: str = ""
     """The model's name; empty means the one that is served."""
 
@@ -228,24 +229,28 @@ class GenerateRequest:
     """The caller's own id, for logs only; two requests may carry the same."""
 
     def __post_init__(self) -> None:
-        _at_most("extra_key", _utf8_size(self.extra_key), MAX_EXTRA_KEY_BYTES, "bytes")
-        _at_most("request_id", _utf8_size(self.client_request_id), MAX_REQUEST_ID_BYTES, "bytes")
-        _at_most("session", _utf8_size(self.session), MAX_SESSION_BYTES, "bytes")
-        _in_range("branches", self.branches, 1, MAX_BRANCHES)
-        _in_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
-        _in_range("queue_timeout_ms", self.queue_timeout_ms, 0, MAX_QUEUE_TIMEOUT_MS)
-        self._check_resumed()
+        # Most requests leave most fields alone, and every request passes here: what is not there is not looked at.
+        if self.extra_key or self.client_request_id or self.session:
+            _at_most("extra_key", _utf8_size(self.extra_key), MAX_EXTRA_KEY_BYTES, "bytes")
+            _at_most("request_id", _utf8_size(self.client_request_id), MAX_REQUEST_ID_BYTES, "bytes")
+            _at_most("session", _utf8_size(self.session), MAX_SESSION_BYTES, "bytes")
+        if self.branches != 1 or self.priority or self.queue_timeout_ms:
+            _in_range("branches", self.branches, 1, MAX_BRANCHES)
+            _in_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+            _in_range("queue_timeout_ms", self.queue_timeout_ms, 0, MAX_QUEUE_TIMEOUT_MS)
+        if self.resumed_output or self.resumed_branches:
+            self._check_resumed()
         match self.prompt:
+            case TokenPrompt(packed=b""):
+                raise InvalidRequestError("tokens.ids", "the prompt must not be empty")
+            case TokenPrompt(packed=packed):
+                _packed("tokens.ids", packed)
             case TextPrompt(text=""):
                 raise InvalidRequestError("text", "the prompt must not be empty")
             case ChatPrompt(messages=()):
                 raise InvalidRequestError("chat.messages", "the prompt must not be empty")
             case ChatPrompt(messages=messages):
                 _at_most("chat.messages", len(messages), MAX_CHAT_MESSAGES, "messages")
-            case TokenPrompt(packed=b""):
-                raise InvalidRequestError("tokens.ids", "the prompt must not be empty")
-            case TokenPrompt(packed=packed):
-                _packed("tokens.ids", packed)
 
     @property
     def resumed(self) -> tuple[bytes, ...]:

@@ -3,7 +3,6 @@ its prompt built and named, in one of a bounded number of places."""
 
 import logging
 import secrets
-from contextlib import AbstractContextManager
 from typing import Final
 
 from prefixmesh.cache.namespace import short_digest
@@ -15,13 +14,16 @@ from prefixmesh.router.adapter_finder import AdapterFinder
 from prefixmesh.router.model import RouterModel
 from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
 from prefixmesh.router.registry import WorkerRegistry
-from prefixmesh.router.running import RunningRequest, RunningRequests
+from prefixmesh.router.running import RunningPlace, RunningRequests
 from prefixmesh.served_model import check_model
 
 _log = logging.getLogger(__name__)
 
 REQUEST_ID_BYTES: Final = 12
 """Random bytes of a request id: nobody guesses one, none repeats."""
+
+IDS_DRAWN: Final = 256
+"""Ids drawn at a time: the system is asked for randomness once for so many requests."""
 
 MAX_PREPARATIONS: Final = 3
 """How often a request is prepared whose adapter changes under it. An adapter that is loaded anew on all workers, one after the other, may
@@ -45,10 +47,14 @@ class Intake:
         self._adapters = adapters
         self._preparer = preparer
         self._running = running
+        self._ids: list[str] = []
 
-    def enter(self, tenant: TenantId) -> AbstractContextManager[RunningRequest]:
-        """A place for a request of ``tenant``, under a new name; raises UnavailableError or OverloadedError where there is none."""
-        return self._running.enter(RequestId(secrets.token_hex(REQUEST_ID_BYTES)), tenant)
+    def enter(self, tenant: TenantId) -> RunningPlace:
+        """A place for a request of ``tenant``, under a new name; entering it raises UnavailableError or OverloadedError where there is
+        none."""
+        if not self._ids:
+            self._ids = _draw_ids()
+        return self._running.enter(RequestId(self._ids.pop()), tenant)
 
     def read(self, message: pb.GenerateRequest) -> GenerateRequest:
         """What is asked for; raises InvalidRequestError naming the field, NotFoundError for another model."""
@@ -65,21 +71,28 @@ class Intake:
         """
         if not self._registry.ready:
             raise self._registry.no_worker_error()
+        digest = await self._adapters.find(request.adapter) if request.adapter else ""
         prepared = await self._preparer.prepare(
             request,
             message,
             tenant,
-            adapter_digest=await self._adapters.find(request.adapter),
+            adapter_digest=digest,
             context_length=self._registry.context_length,
         )
-        _log.debug(
-            "request_prepared request_id=%s namespace=%s prompt_tokens=%d",
-            request_id,
-            short_digest(prepared.namespace),
-            prepared.route.prompt_tokens,
-        )
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "request_prepared request_id=%s namespace=%s prompt_tokens=%d",
+                request_id,
+                short_digest(prepared.namespace),
+                prepared.route.prompt_tokens,
+            )
         return prepared
 
     async def ask_adapters(self) -> None:
         """Have the workers tell once more which adapters they have."""
         await self._adapters.ask()
+
+
+def _draw_ids() -> list[str]:
+    drawn, digits = secrets.token_hex(IDS_DRAWN * REQUEST_ID_BYTES), 2 * REQUEST_ID_BYTES
+    return [drawn[start : start + digits] for start in range(0, len(drawn), digits)]

@@ -38,6 +38,9 @@ class RouteRequest:
     adapter_digest: str = ""
     """The content that the fingerprints were made with: only workers that have it under that name may compute."""
 
+    priority: int = 0
+    """Higher is refused later, where there is not room for all (``overload``)."""
+
     session: int = NO_SESSION
     """A number for the caller's session (``sessions.session_name``)."""
 

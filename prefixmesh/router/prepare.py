@@ -2,9 +2,10 @@
 number of workers it is tried on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final
+
+import msgspec
 
 from prefixmesh.cache.fingerprint import block_fingerprints
 from prefixmesh.cache.namespace import Isolation, derive_namespace
@@ -21,7 +22,7 @@ from prefixmesh.router.model import RouterModel
 from prefixmesh.router.placement import RouteRequest
 from prefixmesh.router.sessions import session_name
 from prefixmesh.rpc.channel import MAX_MESSAGE_BYTES
-from prefixmesh.text.prompt_threads import PromptThreads
+from prefixmesh.text.prompt_threads import PromptThreads, is_small
 from prefixmesh.text.prompts import BuiltPrompt
 from prefixmesh.tokens import TOKEN_BYTES, count
 
@@ -36,8 +37,7 @@ ENVELOPE_BYTES: Final = 128 * 1024
 """Room in the message to a worker for what is not the prompt; sampling's own limits keep it below that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedRequest:
+class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request that can be routed, and sent to any worker."""
 
     namespace: Namespace
@@ -101,7 +101,9 @@ class RequestPreparer:
         ``adapter_digest`` is the content that the request's adapter means, empty for the base model; ``context_length`` the longest that
         any worker offers now. Raises InvalidRequestError, naming the field and the limit.
         """
-        namespace = self.namespace(tenant, request.extra_key, adapter_digest)
+        namespace = self._namespaces(tenant, request.extra_key, adapter_digest)
+        if is_small(request.prompt):
+            return self._prepare(request, message, namespace, adapter_digest, context_length)
         return await self._builders.run(
             request.prompt,
             partial(self._prepare, request, message, namespace, adapter_digest, context_length),
@@ -158,29 +160,31 @@ class RequestPreparer:
         prompt = self._model.prompts.build(request.prompt, namespace)
         prompt_tokens, max_tokens = count(prompt.tokens), request.sampling.max_tokens
         most = resolve_max_tokens(prompt_tokens, max_tokens, context_length)
-        check_resumed(request, most)
-        if len(prompt.tokens) + sum(map(len, request.resumed)) > MAX_MESSAGE_BYTES - ENVELOPE_BYTES:
+        resumed = request.resumed
+        if any(resumed):
+            check_resumed(request, most)
+        if len(prompt.tokens) + sum(map(len, resumed)) > MAX_MESSAGE_BYTES - ENVELOPE_BYTES:
             raise InvalidRequestError(
                 "prompt",
                 f"{prompt_tokens} tokens take {len(prompt.tokens)} bytes; one message carries at most {MAX_MESSAGE_BYTES} "
                 f"bytes, {ENVELOPE_BYTES} of them for what is not the prompt",
             )
-        named = prompt.tokens[: MAX_NAMED_BLOCKS * self._block_size * TOKEN_BYTES]
-        whole = (
-            block_fingerprints(namespace, named, prompt_tokens) if prompt_tokens < self._block_size else [0]
-        )
+        block_size = self._block_size
+        named = prompt.tokens[: MAX_NAMED_BLOCKS * block_size * TOKEN_BYTES]
+        is_short = prompt_tokens < block_size
         return PreparedRequest(
             namespace=namespace,
             prompt=prompt,
-            resumed=request.resumed,
+            resumed=resumed,
             route=RouteRequest(
-                fingerprints=block_fingerprints(namespace, named, self._block_size),
+                fingerprints=[] if is_short else block_fingerprints(namespace, named, block_size),
                 prompt_tokens=prompt_tokens,
                 max_tokens=max_tokens,
                 branches=request.branches,
-                whole_name=whole[0],
+                whole_name=block_fingerprints(namespace, named, prompt_tokens)[0] if is_short else 0,
                 adapter=request.adapter,
                 adapter_digest=adapter_digest,
+                priority=request.priority,
                 session=session_name(namespace, request.session),
             ),
             message=message,

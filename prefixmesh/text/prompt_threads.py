@@ -46,9 +46,9 @@ class PromptThreads:
 def is_small(prompt: Prompt) -> bool:
     """Whether building ``prompt`` takes no more than a few milliseconds. O(messages)."""
     match prompt:
+        case TokenPrompt(packed=packed):
+            return count(packed) <= MAX_INLINE_TOKENS
         case TextPrompt(text=text):
             return len(text) <= MAX_INLINE_CHARS
         case ChatPrompt(messages=messages):
             return sum(len(message.content) + CHARS_PER_MESSAGE for message in messages) <= MAX_INLINE_CHARS
-        case TokenPrompt(packed=packed):
-            return count(packed) <= MAX_INLINE_TOKENS

@@ -8,8 +8,10 @@ answers that were generated here come back as the very ids that were generated, 
 import hashlib
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
+import numpy as np
 
 from prefixmesh.errors import InvalidRequestError
 from prefixmesh.ids import Namespace
@@ -29,8 +31,7 @@ it is never probed; and no text is tokenised for long only to be refused."""
 CHAT_FIELD: Final = "chat.messages"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BuiltPrompt:
+class BuiltPrompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A prompt ready to be computed."""
 
     tokens: bytes
@@ -81,12 +82,12 @@ class PromptBuilder:
         Raises InvalidRequestError, naming the field, for what the model cannot take.
         """
         match prompt:
+            case TokenPrompt(packed=packed):
+                return self._tokens(packed)
             case TextPrompt(text=text):
                 return self._text(text, namespace)
             case ChatPrompt(messages=messages):
                 return self._chat(messages, namespace)
-            case TokenPrompt(packed=packed):
-                return self._tokens(packed)
 
     def remember(
         self, namespace: Namespace, built: BuiltPrompt, answer_text: str, answer_ids: Sequence[int]
@@ -120,7 +121,7 @@ class PromptBuilder:
                 "tokens.ids", f"must be packed uint32 and not empty, got {len(packed)} bytes"
             )
         self._refuse_too_many("tokens.ids", size)
-        highest = int(unpack(packed).max())
+        highest = int(np.maximum.reduce(unpack(packed)))
         if highest >= self._vocab_size:
             raise InvalidRequestError("tokens.ids", f"ids must be below {self._vocab_size}, got {highest}")
         return BuiltPrompt(tokens=packed)
