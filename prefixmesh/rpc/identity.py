@@ -37,6 +37,10 @@ class Caller:
     is_admin: bool = False
 
 
+_LOCAL: Final = Caller(DEFAULT_TENANT, is_admin=True)
+"""Who calls a server without keys, and names no tenant."""
+
+
 class ApiKeys:
     """The keys a server accepts. Immutable; a look-up is one hash."""
 
@@ -122,7 +126,7 @@ def identify(metadata: Iterable[tuple[str, str | bytes]] | None, keys: ApiKeys |
             values[name] = value
     named = values.get(TENANT_METADATA)
     if keys is None:
-        return Caller(DEFAULT_TENANT if named is None else check_tenant(named), is_admin=True)
+        return _LOCAL if named is None else Caller(check_tenant(named), is_admin=True)
     caller = keys.find(bearer_token(values))
     if caller is None:
         raise AuthenticationError("unknown API key; send metadata 'authorization: Bearer <key>'")
