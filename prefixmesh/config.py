@@ -30,6 +30,12 @@ workers, neither of which gets more than 60 %, whatever the shape of the prefill
 DEFAULT_SLOW_START_S: Final = 10.0
 """How long a worker's life is young: it compiles, warms its memory and measures itself meanwhile."""
 
+DEFAULT_MAX_WAIT_S: Final = 300.0
+"""Longer than anybody waits before a screen. A batch job without a deadline is better told to come back than kept in a queue for longer."""
+
+DEFAULT_STREAM_IDLE_S: Final = 60.0
+"""A worker that is well needs milliseconds from token to token, and some seconds where a request was preempted."""
+
 DEFAULT_MODEL: Final = "smollm2"
 MAX_PAGE_SIZE: Final = 256
 MEMORY_STATE: Final = "memory://"
@@ -201,6 +207,14 @@ class RouterConfig:
     slow_start_s: float = DEFAULT_SLOW_START_S
     """For so long a worker that joins is fed at a rate that grows (policy ``cost`` only); 0 lets the cost decide at once."""
 
+    max_wait_s: float = DEFAULT_MAX_WAIT_S
+    """A request that would wait longer for its worker to begin is refused at once, as is one that would end after its deadline; 0 refuses
+    nobody for how long it would wait."""
+
+    stream_idle_timeout_s: float = DEFAULT_STREAM_IDLE_S
+    """A worker that says nothing for so long after an answer's first token has lost it: it is aborted there and goes on elsewhere; 0 waits
+    for as long as the caller does. Before the first token a worker may be silent."""
+
     block_size: int = 64
     """Tokens per block by which prompts are compared. Workers that name blocks of another size are refused."""
 
@@ -237,6 +251,9 @@ class RouterConfig:
             raise ConfigError(f"affinity_ms must be milliseconds from 0 on, got {self.affinity_ms}")
         if not 0 <= self.slow_start_s < math.inf:
             raise ConfigError(f"slow_start_s must be seconds from 0 on, got {self.slow_start_s}")
+        for name in ("max_wait_s", "stream_idle_timeout_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be seconds from 0 on, got {getattr(self, name)}")
         for name in ("block_size", "max_tree_blocks", "answer_memory_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -18,6 +18,7 @@ Why an attempt failed decides what follows (``FailureKind``). A worker that has 
 """
 
 import enum
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -325,8 +326,13 @@ class Attempts:
         if self._deadline is not None and now >= self._deadline:
             return self._end(DeadlineError("the deadline passed before the request was sent to a worker"))
         name = RequestId(f"{self.request_id}.{self.number + 1}") if self.number else self.request_id
+        time_left_s = None  # who was taken once is not refused for want of time, and what was told not lost
+        if not self.number:
+            time_left_s = math.inf if self._deadline is None else self._deadline - now
         try:
-            placement = self._core.route(self._to_route(), now, self._excluded(), request_id=name)
+            placement = self._core.route(
+                self._to_route(), now, self._excluded(), request_id=name, time_left_s=time_left_s
+            )
         except AdapterChangedError as error:
             return self._prepare_anew(error)
         except PrefixmeshError as error:

@@ -131,6 +131,14 @@ def decode_work_ms(columns: FleetColumns, row: int, max_tokens: int | None, bran
     return float(columns.rates.linear.item(row)) * length * branches
 
 
+def expected_answer_ms(columns: FleetColumns, row: int, max_tokens: int | None) -> float:
+    """Milliseconds from an answer's first token to its last, as long as answers were there lately or as its caller allows. O(1)."""
+    length = columns.answer_tokens.item(row)
+    if max_tokens is not None:
+        length = min(max_tokens, length)
+    return max(0.0, length - 1.0) * columns.rates.decode_step.item(row)
+
+
 def weigh(
     columns: FleetColumns, able: Mask | None, matches: MatchedTokens, demand: Demand, spill_weight: float
 ) -> Costs:

@@ -5,6 +5,7 @@ life, or with a ticket that nobody has used in time. The prompt goes back as tok
 tokens that were named.
 """
 
+import math
 import time
 from collections.abc import Callable, Collection
 from typing import Final
@@ -90,6 +91,7 @@ class RouteService:
                         exclude,
                         request_id=place.request_id,
                         valid_s=TICKET_VALID_S,
+                        time_left_s=_time_left_s(message, context),
                     )
                 except AdapterChangedError:
                     if not tries_left:
@@ -135,6 +137,16 @@ class RouteService:
             max_tokens=0 if most is None else max(1, most),  # 0 would set no limit
             branches=request.branches,
         )
+
+
+def _time_left_s(message: router_pb2.RouteRequest, context: AnyContext) -> float | None:
+    """What the deadline leaves of the caller's time, infinite without one. The call's deadline is the request's own: whoever asks has the
+    same answer in mind. None for a request that was taken before and goes on after a failure."""
+    asked = message.request
+    if message.unused_request_id or asked.resumed_output or asked.resumed_branches:
+        return None
+    left_s = context.time_remaining()
+    return math.inf if left_s is None else left_s
 
 
 def _excluded(addresses: Collection[str]) -> set[Endpoint]:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from prefixmesh.config import DEFAULT_SLOW_START_S, DEFAULT_SPILL_WEIGHT, RoutingPolicy
+from prefixmesh.config import DEFAULT_MAX_WAIT_S, DEFAULT_SLOW_START_S, DEFAULT_SPILL_WEIGHT, RoutingPolicy
 from prefixmesh.ids import Fingerprint
 from prefixmesh.router.cost import Costs, Demand
 from prefixmesh.router.fleet_columns import FleetColumns, Mask
@@ -48,6 +48,9 @@ class PolicyConfig:
     affinity_ms: float = 0.0
     """Milliseconds that the worker of a caller's last request may cost more and still be taken; 0 knows no sessions. At most as many as
     would not tell workers apart anyway, so that it never beats a real difference."""
+
+    max_wait_s: float = DEFAULT_MAX_WAIT_S
+    """Who would wait longer is refused, and who would end after its deadline (``overload``); 0 refuses nobody."""
 
 
 class Choice(NamedTuple):

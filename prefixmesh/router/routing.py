@@ -16,13 +16,14 @@ from prefixmesh.errors import AdapterChangedError, UnavailableError
 from prefixmesh.history import NO_HISTORY, History, Placed
 from prefixmesh.ids import Fingerprint, Incarnation, RequestId
 from prefixmesh.proto.cache_news import News
-from prefixmesh.router.cost import Demand, decode_work_ms
+from prefixmesh.router.cost import Demand, decode_work_ms, expected_answer_ms
 from prefixmesh.router.decision import Decision, able_rows, decide, explain
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.fleet_columns import Mask
 from prefixmesh.router.fleet_state import FleetState
 from prefixmesh.router.fleet_view import FleetView
 from prefixmesh.router.matched_tokens import MatchedTokens
+from prefixmesh.router.overload import Outlook, Overload
 from prefixmesh.router.placement import Explanation, Placement, PrefillCurve, RouteRequest
 from prefixmesh.router.placements import Placements
 from prefixmesh.router.policy import PolicyConfig, prefix_key
@@ -65,6 +66,7 @@ class RouterCore:
         self._turn = 0
         self._newcomers = SlowStart(policy.slow_start_s if policy.policy == "cost" else 0.0)
         self._sessions = Sessions()
+        self._overload = Overload(policy.max_wait_s)
         self._placements = Placements(self.fleet, history)
         self._began: float | None = None
 
@@ -182,12 +184,17 @@ class RouterCore:
         *,
         request_id: RequestId | None = None,
         valid_s: float | None = None,
+        time_left_s: float | None = None,
     ) -> Placement:
         """Decide where ``request`` goes and reserve its work there.
 
-        ``request_id`` is drawn where none is given. ``valid_s`` is for a caller that is given a ticket: how long that admits. Raises
-        UnavailableError naming why when no worker is ready (or only those in ``exclude``), AdapterChangedError when some are, and none
-        of them has the adapter's content any more. O(prompt blocks + workers).
+        ``request_id`` is drawn where none is given. ``valid_s`` is for a caller that is given a ticket: how long that admits.
+        ``time_left_s`` is what the deadline of a new request leaves it, infinite without one; a request that was taken before, which goes
+        on elsewhere, has None, and is not refused any more.
+
+        Raises UnavailableError naming why when no worker is ready (or only those in ``exclude``), AdapterChangedError when some are, and
+        none of them has the adapter's content any more, OverloadedError when it would wait too long; a request that is refused leaves
+        nothing. O(prompt blocks + workers).
         """
         allowed, demand = self._allowed(request, exclude), self._demand(request)
         if self._newcomers:
@@ -195,6 +202,8 @@ class RouterCore:
         decision = self._decide(request, allowed, self._matches(request), demand)
         if decision is None:
             raise self._no_candidate_error(request, exclude)
+        if time_left_s is not None:
+            self._check_wait(request, decision, time_left_s, now)
         self._turn += decision.was_tie
         self._newcomers.taken(decision.row)
         if self._policy.affinity_ms:
@@ -362,6 +371,15 @@ class RouterCore:
             incarnation=placement.incarnation,
             reservation=placement.request_id,
             by_ticket=True,
+        )
+
+    def _check_wait(self, request: RouteRequest, decision: Decision, time_left_s: float, now: float) -> None:
+        """Refuse what would come too late. O(1)."""
+        columns, terms = self.fleet.columns, decision.terms
+        answer_ms = expected_answer_ms(columns, decision.row, request.max_tokens)
+        outlook = Outlook(terms.wait_ms, terms.first_token_ms - terms.wait_ms + answer_ms)
+        self._overload.check(
+            outlook, request.priority, time_left_s, now, self.fleet.at_row(decision.row).name
         )
 
     def _new_id(self) -> RequestId:
