@@ -1,0 +1,166 @@
+"""Nothing stuck: what a fleet of processes holds, and a thousand requests cancelled by whoever can, after which it must hold what it did."""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final, Literal, get_args
+
+import psutil
+
+from prefixmesh.client import AsyncClient
+from prefixmesh.errors import CancelledError
+from prefixmesh.history_check import HistoryChecker
+from prefixmesh.history_file import read_history
+from prefixmesh.history_report import HistoryReport
+from tests.support.failure_figures import Figure, at_least, none, told
+from tests.support.failure_fleet import FailureFleet, until
+from tests.support.failure_kills import wrong_answers
+from tests.support.failure_load import Sent, Workload, run
+from tests.support.scraping import scrape
+
+Gauges = dict[str, float]
+
+Way = Literal["client", "router", "worker"]
+"""Who cancels: the caller leaves; it asks the router to abort; somebody asks the worker to."""
+
+QUIET_WITHIN_S: Final = 20.0
+BEFORE_START_SHARE: Final = 0.2
+"""Of the callers that leave, those that do so before anything has come."""
+
+_VIEW: Final = ("in_flight", "work_ms", "running_requests", "queued_requests", "uncached_tokens")
+_METRICS: Final = (
+    "prefixmesh_requests_in_flight",
+    "prefixmesh_engine_running_requests",
+    "prefixmesh_engine_queued_requests",
+    "prefixmesh_engine_double_releases_total",
+)
+
+
+async def gauges(fleet: FailureFleet) -> Gauges:
+    """Everything that a request holds while it is under way: what the router counts of each worker, what each worker counts itself, pages
+    that are locked or some request's own, and the open files of every process, connections among them."""
+    held: Gauges = {}
+    for name, view in (await fleet.views()).items():
+        held |= {f"{name} {field}": getattr(view, field) for field in _VIEW}
+    for worker in fleet.workers:
+        if not worker.is_running:
+            continue
+        page = await scrape(worker.metrics_url)
+        held |= {f"{worker.name} {metric}": page.value(metric) for metric in _METRICS}
+        pages = page.by("prefixmesh_kv_pages", "state")
+        held |= {f"{worker.name} pages {state}": pages[state] for state in ("protected", "private")}
+        lost = page.value("prefixmesh_kv_pool_pages") - sum(pages.values())
+        held[f"{worker.name} pages of nobody"] = lost
+    for server in (fleet.router, *(worker for worker in fleet.workers if worker.is_running)):
+        held[f"{server.name} open files"] = psutil.Process(server.pid).num_fds()
+    return held
+
+
+async def not_given_back(fleet: FailureFleet, before: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """Gauges that have not come back to what they were, after a while in which they must: what they were and are."""
+    different: dict[str, tuple[float, float]] = {}
+
+    async def is_back() -> bool:
+        now = await gauges(fleet)
+        different.clear()
+        different.update({name: (before[name], now[name]) for name in before if now[name] > before[name]})
+        return not different
+
+    with suppress(AssertionError):
+        await until(is_back, "every gauge is back", QUIET_WITHIN_S, interval_s=0.2)
+    return different
+
+
+async def cancel_many(
+    fleet: FailureFleet, requests: int, *, direct: bool, at_once: int = 40, seed: int = 12
+) -> list[Figure]:
+    """So many requests, each cancelled at a random point by one of the three."""
+    workload = Workload(vocab_size=fleet.vocab_size, prefix_tokens=256, max_tokens=24)
+    rng = random.Random(seed)
+    ended: list[Sent] = []
+    numbers = iter(range(requests))
+    async with AsyncClient(fleet.router.address, direct=direct) as client:
+        # A process that has served once has its threads and connections: what it holds then is what it holds.
+        warm = [workload.request(-1 - index) for index in range(4 * len(fleet.workers))]
+        await asyncio.gather(*(run(client, one) for one in warm))
+        before = await _quiet_gauges(fleet)
+
+        async def go_on() -> None:
+            for number in numbers:
+                request = workload.request(number)
+                ended.append(request)
+                await _cancelled(fleet, client, request, rng)
+
+        await asyncio.gather(*(go_on() for _ in range(at_once)))
+        left = await not_given_back(fleet, before)
+    for name, (was, now) in left.items():
+        print(f"not given back: {name} was {was:g}, is {now:g}")
+    strange = [one for one in ended if one.error and not isinstance(one.error, CancelledError)]
+    for one in strange[:5]:
+        print(one)
+    return [
+        told("requests", len(ended)),
+        at_least("cancelled before their end", sum(not one.is_whole for one in ended), requests // 2),
+        none("other errors", len(strange)),
+        none("that outlived their deadline", sum(one.took_s > one.deadline_s for one in ended)),
+        none("answers that differ from the undisturbed", len(wrong_answers(fleet, ended))),
+        none("gauges that did not come back", len(left)),
+    ]
+
+
+async def _quiet_gauges(fleet: FailureFleet) -> Gauges:
+    found: Gauges = {}
+
+    async def is_idle() -> bool:
+        found.clear()
+        found.update(await gauges(fleet))
+        return not any(value for name, value in found.items() if not name.endswith("open files"))
+
+    await until(is_idle, "nothing runs")
+    return found
+
+
+async def _cancelled(fleet: FailureFleet, client: AsyncClient, request: Sent, rng: random.Random) -> None:
+    way: Way = rng.choice(get_args(Way))
+    point, leaves_early = rng.randrange(request.max_tokens), rng.random() < BEFORE_START_SHARE
+    reached = asyncio.Event()
+
+    def look(sent: Sent) -> None:
+        if sent.request_id and len(sent.tokens) >= point:
+            reached.set()
+
+    task = asyncio.create_task(run(client, request, look))
+    if way == "client" and leaves_early:
+        await asyncio.sleep(rng.random() * 0.05)
+    else:
+        waiting = asyncio.create_task(reached.wait())
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+    if way == "client":
+        task.cancel()
+    elif way == "router" and request.request_id:
+        await client.abort(request.request_id)
+    elif request.request_id:
+        async with AsyncClient(fleet.worker(request.worker).address) as at_worker:
+            await at_worker.abort(request.request_id)
+    await asyncio.wait({task})
+
+
+def check_history(fleet: FailureFleet) -> HistoryReport:
+    """What the router noted of all its requests: each ended once, each token told once, each reservation given back."""
+    checker = HistoryChecker()
+    for line in read_history(fleet.history_file):
+        checker.take(*line)
+    return checker.finish()
+
+
+def history_figures(fleet: FailureFleet) -> list[Figure]:
+    """Of everything since the fleet began."""
+    report = check_history(fleet)
+    for violation in report.violations[:5]:
+        print(violation)
+    return [
+        told("requests in the history", report.requests),
+        none("violations in it", report.violations_in_all),
+    ]
