@@ -15,10 +15,10 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 from prefixmesh.client import AsyncClient, GenerateOptions
 from tests.support.failure_figures import Figure, failing
@@ -29,6 +29,7 @@ from tests.support.failure_load import Workload
 from tests.support.failure_storms import churn_under_load, refuse_under_load, stall_under_streams
 
 SLOW_STEPS: Final = ("--step-ms", "20", "--grace-s", "0")
+SOME_STEPS: Final = ("--step-ms", "8", "--grace-s", "0")
 QUICK_STEPS: Final = ("--step-ms", "2", "--grace-s", "0")
 ANSWER_TOKENS: Final = 64
 SCHEMA: Final = (
@@ -36,29 +37,34 @@ SCHEMA: Final = (
     '"required": ["name", "age"], "additionalProperties": false}'
 )
 
-Scenario = Callable[[Path, bool], Awaitable[dict[str, list[Figure]]]]
-"""Takes a folder of its own and whether to be quick; figures by variant."""
+
+class Scenario(Protocol):
+    """Takes a folder of its own and whether to be quick; figures by variant."""
+
+    __doc__: str | None
+
+    def __call__(self, folder: Path, *, quick: bool) -> Coroutine[Any, Any, dict[str, list[Figure]]]: ...
 
 
-def both(direct: bool) -> str:
+def way(*, direct: bool) -> str:
     return "direct" if direct else "proxied"
 
 
-async def kill(folder: Path, quick: bool) -> dict[str, list[Figure]]:
+async def kill(folder: Path, *, quick: bool) -> dict[str, list[Figure]]:
     """4 workers, 20 requests/s, kill -9 one."""
     shown = {}
     with FailureFleet(folder, worker_arguments=SLOW_STEPS) as fleet:
         fleet.start(4)
         for direct in (False, True):
             await start_dead(fleet)
-            shown[both(direct)] = await kill_under_load(
+            shown[way(direct=direct)] = await kill_under_load(
                 fleet, per_s=20, before_s=3, after_s=3 if quick else 10, direct=direct
             )
         shown["history"] = history_figures(fleet)
     return shown
 
 
-async def tokens(folder: Path, quick: bool) -> dict[str, list[Figure]]:
+async def tokens(folder: Path, *, quick: bool) -> dict[str, list[Figure]]:
     """kill -9 at every token, 0 to 64, of an answer of 64; for one answer, and for three at once."""
     shown = {}
     points = (0, 1, 31, 63, 64) if quick else tuple(range(ANSWER_TOKENS + 1))
@@ -73,14 +79,14 @@ async def tokens(folder: Path, quick: bool) -> dict[str, list[Figure]]:
                 some = points if branches == 1 else points[:: max(1, len(points) // 8)]
                 await fleet.until_ready()
                 async with AsyncClient(fleet.router.address, direct=direct) as client:
-                    shown[f"{both(direct)}, {branches} at once"] = await kill_at_each_token(
+                    shown[f"{way(direct=direct)}, {branches} at once"] = await kill_at_each_token(
                         fleet, client, some, request=workload.request(branches), options=options
                     )
         shown["history"] = history_figures(fleet)
     return shown
 
 
-async def real(folder: Path, quick: bool) -> dict[str, list[Figure]]:
+async def real(folder: Path, *, quick: bool) -> dict[str, list[Figure]]:
     """The same with SmolLM2-135M in float32, greedy: free text, and JSON by a schema."""
     shown = {}
     arguments = ("--dtype", "float32", "--threads", "1", "--max-total-tokens", "8192", "--grace-s", "0")
@@ -98,14 +104,14 @@ async def real(folder: Path, quick: bool) -> dict[str, list[Figure]]:
                     workload = Workload(vocab_size=fleet.vocab_size, prefix_tokens=48, tail_tokens=8)
                     request = workload.request(1)
                     request.deadline_s, request.max_tokens = 120.0, ANSWER_TOKENS
-                    shown[f"{both(direct)}, {kind}"] = await kill_at_each_token(
+                    shown[f"{way(direct=direct)}, {kind}"] = await kill_at_each_token(
                         fleet, client, points, request=request, options=options
                     )
         shown["history"] = history_figures(fleet)
     return shown
 
 
-async def router(folder: Path, quick: bool) -> dict[str, list[Figure]]:
+async def router(folder: Path, *, quick: bool) -> dict[str, list[Figure]]:
     """kill -9 the router, which its parent starts again."""
     shown = {}
     # Pools that hold a third of all prompts each: a router that knows nothing of them finds a third.
@@ -114,26 +120,26 @@ async def router(folder: Path, quick: bool) -> dict[str, list[Figure]]:
         fleet.start(4)
         for direct in (False, True):
             await fleet.until_ready()
-            shown[both(direct)] = await kill_router_under_load(
+            shown[way(direct=direct)] = await kill_router_under_load(
                 fleet, per_s=20, before_s=6, after_s=10, direct=direct
             )
         shown["history"] = history_figures(fleet)
     return shown
 
 
-async def cancel(folder: Path, quick: bool) -> dict[str, list[Figure]]:
+async def cancel(folder: Path, *, quick: bool) -> dict[str, list[Figure]]:
     """1,000 requests cancelled at random points, at the client, in the router, in the worker."""
     shown = {}
-    with FailureFleet(folder, worker_arguments=QUICK_STEPS) as fleet:
+    with FailureFleet(folder, worker_arguments=SOME_STEPS) as fleet:
         fleet.start(3)
         for direct in (False, True):
             await fleet.until_ready()
-            shown[both(direct)] = await cancel_many(fleet, 100 if quick else 1000, direct=direct)
+            shown[way(direct=direct)] = await cancel_many(fleet, 100 if quick else 1000, direct=direct)
         shown["history"] = history_figures(fleet)
     return shown
 
 
-async def refuse(folder: Path, quick: bool) -> dict[str, list[Figure]]:
+async def refuse(folder: Path, *, quick: bool) -> dict[str, list[Figure]]:
     """All workers refuse for 20 s at 100 requests/s."""
     shown = {}
     with FailureFleet(folder, worker_arguments=QUICK_STEPS) as fleet:
@@ -141,37 +147,39 @@ async def refuse(folder: Path, quick: bool) -> dict[str, list[Figure]]:
         await fleet.until_ready()
         for direct in (False, True):
             for status in ("RESOURCE_EXHAUSTED", "UNAVAILABLE"):
-                shown[f"{both(direct)}, {status}"] = await refuse_under_load(
+                shown[f"{way(direct=direct)}, {status}"] = await refuse_under_load(
                     fleet, status=status, per_s=100, for_s=5 if quick else 20, direct=direct
                 )
         shown["history"] = history_figures(fleet)
     return shown
 
 
-async def churn(folder: Path, quick: bool) -> dict[str, list[Figure]]:
+async def churn(folder: Path, *, quick: bool) -> dict[str, list[Figure]]:
     """A worker killed or added every 2 s for 60 s under 1,500 requests."""
     shown = {}
     for direct in (False, True):
-        within = folder / both(direct)
+        within = folder / way(direct=direct)
         within.mkdir()
         with FailureFleet(within, worker_arguments=SLOW_STEPS) as fleet:
             fleet.start(4)
             await fleet.until_ready()
-            shown[both(direct)] = await churn_under_load(
+            shown[way(direct=direct)] = await churn_under_load(
                 fleet, per_s=25, for_s=12 if quick else 60, every_s=2, direct=direct
             )
-            shown[f"{both(direct)}, history"] = history_figures(fleet)
+            shown[f"{way(direct=direct)}, history"] = history_figures(fleet)
     return shown
 
 
-async def stall(folder: Path, quick: bool) -> dict[str, list[Figure]]:
+async def stall(folder: Path, *, quick: bool) -> dict[str, list[Figure]]:
     """SIGSTOP one of three workers in the middle of its streams, SIGCONT once they have ended."""
     shown = {}
     with FailureFleet(folder, worker_arguments=SLOW_STEPS) as fleet:
         fleet.start(3)
         for direct in (False, True):
             await fleet.until_ready()
-            shown[both(direct)] = await stall_under_streams(fleet, streams=9, max_tokens=400, direct=direct)
+            shown[way(direct=direct)] = await stall_under_streams(
+                fleet, streams=9, max_tokens=400, direct=direct
+            )
         shown["history"] = history_figures(fleet)
     return shown
 
@@ -196,12 +204,12 @@ SCENARIOS: Final[dict[str, Scenario]] = {
 }
 
 
-def run(name: str, quick: bool) -> dict[str, list[Figure]]:
+def run(name: str, *, quick: bool) -> dict[str, list[Figure]]:
     """One scenario, in a folder that is kept when it fails."""
     folder = Path(tempfile.mkdtemp(prefix=f"failures-{name}-"))
     scenario, began = SCENARIOS[name], time.monotonic()
     print(f"{name}: {(scenario.__doc__ or '').strip()}", flush=True)
-    shown = asyncio.run(scenario(folder, quick))
+    shown = asyncio.run(scenario(folder, quick=quick))
     for variant, figures in shown.items():
         print(f"  {variant}")
         for figure in figures:
@@ -220,7 +228,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="fail where a figure misses its target")
     options = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
-    shown = {name: run(name, options.quick) for name in options.scenario or SCENARIOS}
+    shown = {name: run(name, quick=options.quick) for name in options.scenario or SCENARIOS}
     if options.json:
         flat = {
             name: {variant: [asdict(one) for one in figures] for variant, figures in variants.items()}
