@@ -107,6 +107,7 @@ class AnswerRecord:
         self._lived = lived
         self._frames: list[bytes] = []
         self._gap = ""
+        self._has_news = False
         self._started: pb.Started | None = None
         self.interruptions = 0
         """How often the answer broke off after its beginning and went on."""
@@ -130,6 +131,7 @@ class AnswerRecord:
                 branch = self._branch(message.branch_ended.branch)
                 if branch is not None:
                     branch.ended = _copy_of_end(message.branch_ended)
+                    self._has_news = True
             case _:
                 pass  # the end, after which nobody asks; or an event that this version knows nothing of
 
@@ -157,8 +159,10 @@ class AnswerRecord:
         return bool(self.started) and all(branch.ended is not None for branch in self.branches)
 
     def interrupted(self) -> None:
-        """The attempt has failed, and another will be made."""
-        self.interruptions += self.has_token
+        """The attempt has failed, and another will be made. Counts where the caller was told something since the last time."""
+        self._read()
+        self.interruptions += self._has_news
+        self._has_news = False
 
     def resume(self, request: pb.GenerateRequest) -> None:
         """Change the caller's ``request`` into one that goes on from what was told, with the seed that was told. O(tokens told).
@@ -264,6 +268,7 @@ class AnswerRecord:
             self._gap = self._gap or f"token {delta.position} of branch {delta.branch} was told, and {due}"
         if branch is not None:
             branch.add(delta)
+            self._has_news = True
 
     def _branch(self, number: int) -> ToldBranch | None:
         return self._branches[number] if 0 <= number < len(self._branches) else None

@@ -103,6 +103,18 @@ def test_an_answer_may_be_interrupted_again_and_again() -> None:
     assert (end.finished.usage.completion_tokens, end.finished.usage.interruptions) == (3, 2)
 
 
+def test_attempts_that_fail_without_a_token_are_one_interruption() -> None:
+    """The caller has waited once, however many workers were tried meanwhile."""
+    record = told(started(), delta(0, 11))
+    for _ in range(3):
+        resumed(record)
+        record.continued(started())
+    assert record.continued(delta(1, 12)) is not None
+    assert record.interruptions == 1
+    resumed(record)
+    assert record.interruptions == 2
+
+
 def test_before_the_first_token_only_the_seed_is_kept() -> None:
     """The caller knows of a start with a seed: the answer is drawn with that one, and begins at its beginning."""
     record = told(started())
