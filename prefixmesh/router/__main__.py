@@ -62,6 +62,20 @@ _DEFAULTS: Final = RouterConfig(workers=("localhost:1",))  # any address: only t
     help="Seconds in which a worker that joins is fed at a growing rate; 0 switches that off.",
 )
 @click.option(
+    "--max-wait-s",
+    type=float,
+    default=_DEFAULTS.max_wait_s,
+    show_default=True,
+    help="Refuse at once who would wait longer, or end after its deadline; 0 refuses nobody for that.",
+)
+@click.option(
+    "--stream-idle-timeout-s",
+    type=float,
+    default=_DEFAULTS.stream_idle_timeout_s,
+    show_default=True,
+    help="Seconds of silence between tokens after which an answer goes on at another worker; 0 waits on.",
+)
+@click.option(
     "--block-size",
     type=int,
     default=_DEFAULTS.block_size,

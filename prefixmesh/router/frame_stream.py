@@ -8,8 +8,7 @@ So a caller that was slow for a while catches up in a few messages, and one that
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import grpc.aio
@@ -26,44 +25,74 @@ MAX_BACKLOG_BYTES: Final = 64 * 1024
 Read = Callable[[], Awaitable[Any]]
 """The stream's next frame, or gRPC's mark for its end."""
 
+OnFrame = Callable[[bytes], bytes | None]
+"""Takes note of a frame; what to send instead, or None for nothing."""
 
-async def pass_frames(
-    read: Read, on_frame: Callable[[bytes], bytes], clock: Callable[[], float]
-) -> AsyncGenerator[bytes]:
-    """What comes from ``read``, through ``on_frame``, which is called with every frame as soon as it is here, and once.
-
-    Raises what reading raises, once all that was read has been sent. ``clock`` gives seconds.
-    """
-    while (frame := await read()) is not grpc.aio.EOF:
-        ours = on_frame(frame)
-        began = clock()
-        yield ours
-        if clock() - began > SLOW_S:
-            async with aclosing(_joined_frames(read, on_frame)) as frames:
-                async for ours in frames:
-                    yield ours
-            return
+Send = Callable[[bytes], Awaitable[object]]
+"""Gives a frame to the caller; returns once there is room for another."""
 
 
-async def _joined_frames(read: Read, on_frame: Callable[[bytes], bytes]) -> AsyncGenerator[bytes]:
-    backlog = _Backlog()
-    reading = asyncio.ensure_future(_read_on(read, on_frame, backlog))
-    try:
-        while frames := await backlog.take():
-            for frame in join_frames(frames):
-                yield frame
-        await reading
-    finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+class FrameStream:
+    """One worker's stream on its way to a caller. ``run`` it once."""
 
+    __slots__ = ("_clock", "_on_frame", "_read", "_send", "reads_since")
 
-async def _read_on(read: Read, on_frame: Callable[[bytes], bytes], backlog: "_Backlog") -> None:
-    try:
-        while (frame := await read()) is not grpc.aio.EOF:
-            await backlog.put(on_frame(frame))
-    finally:
-        backlog.end()
+    def __init__(self, read: Read, on_frame: OnFrame, send: Send, clock: Callable[[], float]) -> None:
+        """``clock`` gives seconds."""
+        self._read = read
+        self._on_frame = on_frame
+        self._send = send
+        self._clock = clock
+        self.reads_since: float | None = None
+        """Since when the worker's next frame is waited for; None while it is the caller who is waited for, or nobody."""
+
+    async def run(self) -> None:
+        """Pass everything on, through ``on_frame``, which is called with every frame as soon as it is here, and once.
+
+        Returns at the stream's end. Raises what reading, sending and ``on_frame`` raise, of reading once all that was read was sent.
+        """
+        read, on_frame, send, clock = self._read, self._on_frame, self._send, self._clock
+        now = clock()
+        while True:
+            self.reads_since = now
+            frame = await read()
+            if frame is grpc.aio.EOF:
+                return
+            self.reads_since = None
+            ours = on_frame(frame)
+            began = now = clock()
+            if ours is not None:
+                await send(ours)
+                now = clock()
+                if now - began > SLOW_S:
+                    await self._run_joined()
+                    return
+
+    async def _run_joined(self) -> None:
+        backlog = _Backlog()
+        reading = asyncio.ensure_future(self._read_on(backlog))
+        try:
+            while frames := await backlog.take():
+                for frame in join_frames(frames):
+                    await self._send(frame)
+            await reading
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _read_on(self, backlog: "_Backlog") -> None:
+        try:
+            while True:
+                self.reads_since = self._clock()
+                frame = await self._read()
+                if frame is grpc.aio.EOF:
+                    return
+                self.reads_since = None
+                ours = self._on_frame(frame)
+                if ours is not None:
+                    await backlog.put(ours)
+        finally:
+            backlog.end()
 
 
 class _Backlog:

@@ -1,138 +1,205 @@
-"""One request's passage through one worker: what each frame of the stream teaches the core, and what the caller gets to see.
+"""An answer's way to its caller over all attempts: what each frame of a worker's stream teaches, and what the caller gets to see of it.
 
-It neither waits nor sends. Frames are serialised ``GenerateResponse`` messages: those with text pass as they came and are kept so; the
-first gets the routing added, the last what only the router knows. What the text was is read at the end, and only where somebody wants to
-know: each branch of a chat has an answer that is remembered, and one that fills a block is named. However the passage ends, it settles
-exactly once.
+It neither waits nor sends. Frames are serialised ``GenerateResponse`` messages. Those of the first attempt that carry text pass as they
+came, and are kept so; Started gets the routing added, Finished what only the router knows. Those of a later attempt are read, and told as
+the continuation that they are (``answer_record``). What the text was is read at the end, and only where somebody wants to know: each branch
+of a chat has an answer that is remembered, and one that fills a block is named.
 """
 
 from collections.abc import Callable
+from typing import Final
 
+from prefixmesh.answer_record import AnswerRecord, LivedTimes
 from prefixmesh.errors import InternalError
-from prefixmesh.ids import RequestId
 from prefixmesh.proto.v1 import inference_pb2 as pb
-from prefixmesh.router.frames import Answer, FrameKind, kind_of, read_answers
+from prefixmesh.router.attempts import Attempts
+from prefixmesh.router.frames import FrameKind, kind_of
 from prefixmesh.router.placement import Placement
 from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
-from prefixmesh.router.routing import RouterCore
 from prefixmesh.text.prompts import PromptBuilder
-from prefixmesh.tokens import count
+from prefixmesh.tokens import count, unpack
+
+_CHANGED: Final = frozenset({"started", "finished"})
+"""Events that the caller gets with something added; an event of a later protocol passes as it is."""
 
 
 class Passage:
-    """State of one attempt. Feed it every frame with ``on_frame``, and ``close`` it whatever happens."""
+    """State of one answer. ``sent`` before each attempt, then ``on_first_frame`` or ``on_later_frame`` with every frame."""
 
     def __init__(
         self,
-        *,
-        core: RouterCore,
-        clock: Callable[[], float],
-        placement: Placement,
+        attempts: Attempts,
         prepared: PreparedRequest,
+        *,
         preparer: RequestPreparer,
         prompts: PromptBuilder,
-        request_id: RequestId,
+        clock: Callable[[], float],
         model: str,
+        policy: str,
+        notes_tokens: bool,
     ) -> None:
-        self._core = core
-        self._clock = clock
-        self._placement = placement
-        self._prepared = prepared
+        """``model`` and ``policy`` are told in Started; ``notes_tokens`` says that the history wants every token."""
+        self.prepared = prepared
+        self._attempts = attempts
         self._preparer = preparer
         self._prompts = prompts
-        self._request_id = request_id
+        self._clock = clock
         self._model = model
-        # The frames with text that were not read yet, and by branch what those said that were.
-        self._deltas: list[bytes] = []
-        self._answers: dict[int, Answer] = {}
+        self._policy = policy
+        self._notes_tokens = notes_tokens
+        self._lived = LivedTimes(asked_s=clock())
+        self._record = AnswerRecord(prepared.route.branches, prepared.resumed, self._lived)
         self._remembered: set[int] = set()
+        self.placement: Placement | None = None
         self._has_token = False
-        self._is_closed = False
         self.cached_tokens = 0
-        """What the worker said it found."""
+        """What the last worker said it found."""
 
         self.is_finished = False
-        """Whether the worker has sent the stream's last message."""
-
-    def on_frame(self, frame: bytes) -> bytes:
-        """Take note of a frame; what to send on. O(1) for one with text, O(answers) for the last."""
-        if kind_of(frame) is FrameKind.DELTA:
-            self._on_delta(frame)
-            return frame
-        message = pb.GenerateResponse.FromString(frame)
-        match message.WhichOneof("event"):
-            case "delta":
-                self._on_delta(frame)
-                return frame
-            case "branch_ended":
-                self._remember(message.branch_ended.branch)
-                return frame
-            case "started":
-                self._on_started(message.started)
-            case "finished":
-                self._on_finished(message.finished)
-            case _:
-                return frame  # an event of a later protocol: not ours to drop
-        return message.SerializeToString()
-
-    def close(self) -> None:
-        """The passage is over; without a ``Finished`` before, it has failed."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._core.failed(self._placement, self._clock())
-
-    def _on_started(self, started: pb.Started) -> None:
-        told = started.cached_tokens.device + started.cached_tokens.host
-        # One worker that miscounts must not spoil the sums of all its requests.
-        self.cached_tokens = min(max(0, told), self._most_cached)
-        self._core.accepted(self._placement, self.cached_tokens, self._clock())
-        started.request_id = self._request_id
-        started.model = self._model
-        started.routing.policy = self._core.policy
-        started.routing.predicted_cached_tokens = self._placement.predicted_cached_tokens
-        started.routing.predicted_first_token_ms = self._placement.predicted_first_token_ms
-
-    def _on_delta(self, frame: bytes) -> None:
-        if not self._has_token:
-            self._has_token = True
-            self._core.first_token(self._placement, self._clock())
-        self._deltas.append(frame)
-
-    def _on_finished(self, finished: pb.Finished) -> None:
-        if self._is_closed:
-            raise InternalError("the worker ended the stream twice")
-        named = []
-        if self._preparer.may_fill_block(self._prepared, finished.usage.completion_tokens):
-            named = [
-                self._preparer.name_answer(self._prepared, answer.packed, branch)
-                for branch, answer in self._read().items()
-            ]
-        # Before the caller sees the end, so that its next turn finds what this one left.
-        self._is_closed = self.is_finished = True
-        self._core.finished(self._placement, self._clock(), named)
-        finished.usage.retokenized_tokens = self._prepared.prompt.retokenized_tokens
-        if self._is_worth_remembering:
-            for branch in self._read():
-                self._remember(branch)
+        """Whether the answer's last message was told."""
 
     @property
-    def _most_cached(self) -> int:
-        return self._prepared.route.prompt_tokens + max(map(count, self._prepared.resumed))
+    def owes_token(self) -> bool:
+        """Whether the attempt has begun to answer, and has not ended."""
+        return self._has_token and not self.is_finished
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing but Finished is left to be told, and ``whole_end`` can tell it."""
+        return self._record.is_whole
+
+    @property
+    def sent_tokens(self) -> int:
+        """Tokens of the longest answer so far. O(what was not read before)."""
+        return max(branch.new_tokens for branch in self._record.branches)
+
+    def sent(self, placement: Placement) -> None:
+        """An attempt begins there."""
+        self.placement = placement
+        self._has_token = False
+
+    def request_to_go_on(self) -> bytes:
+        """The serialised request of a further attempt: it goes on from what was told. O(prompt + answer).
+
+        Raises UnavailableError when nobody can go on from that.
+        """
+        record = self._record
+        record.interrupted()
+        request = pb.GenerateRequest.FromString(self.prepared.wire)
+        record.resume(request)
+        if record.has_token:
+            self._attempts.resumed_at([branch.length for branch in record.branches])
+        return request.SerializeToString()
+
+    def on_first_frame(self, frame: bytes) -> bytes:
+        """Take note of a frame of the first attempt; what to send on. O(1) for one with text, O(answers) for the last."""
+        if kind_of(frame) is FrameKind.DELTA:
+            if not self._has_token:
+                self._on_first_token()
+            self._record.told(frame)
+            if self._notes_tokens:
+                self._note(pb.GenerateResponse.FromString(frame).delta)
+            return frame
+        self._record.told(frame)
+        message = pb.GenerateResponse.FromString(frame)
+        event = message.WhichOneof("event")
+        if event == "started":
+            self._on_started(message.started)
+        elif event == "delta" and not self._has_token:
+            self._on_first_token()
+        self._after_told(event, message)
+        return message.SerializeToString() if event in _CHANGED else frame
+
+    def on_later_frame(self, frame: bytes) -> bytes | None:
+        """Take note of a frame of a later attempt; what to send, None for nothing. O(its size), and O(answers) for the last.
+
+        Raises UnavailableError when it does not go on where the answer was interrupted.
+        """
+        message = pb.GenerateResponse.FromString(frame)
+        event = message.WhichOneof("event")
+        if event == "started":
+            self._on_started(message.started)
+        elif event == "delta" and not self._has_token:
+            self._on_first_token()
+        if self._record.continued(message, self._clock()) is None:
+            return None
+        self._after_told(event, message)
+        return message.SerializeToString()
+
+    def whole_end(self) -> bytes:
+        """The Finished of an answer that ``is_whole`` and whose worker died before it said so."""
+        end = self._record.whole_end(self._clock())
+        self._on_finished(end.finished)
+        return end.SerializeToString()
+
+    def _after_told(self, event: str | None, message: pb.GenerateResponse) -> None:
+        if event == "finished":
+            self._on_finished(message.finished)
+        elif event == "branch_ended":
+            self._remember(message.branch_ended.branch)
+        elif event == "delta" and self._notes_tokens:
+            self._note(message.delta)
+
+    def _on_started(self, started: pb.Started) -> None:
+        placement = self.placement
+        assert placement is not None
+        now = self._clock()
+        if self._lived.started_s is None:
+            self._lived.started_s = now
+        told = started.cached_tokens.device + started.cached_tokens.host
+        # One worker that miscounts must not spoil the sums of all its requests.
+        most = placement.request.prompt_tokens + max(map(count, self.prepared.resumed))
+        self.cached_tokens = min(max(0, told), most)
+        self._attempts.accepted(self.cached_tokens, now)
+        started.request_id = self._attempts.request_id
+        started.model = self._model
+        routing = started.routing
+        routing.policy = self._policy
+        routing.predicted_cached_tokens = placement.predicted_cached_tokens
+        routing.predicted_first_token_ms = placement.predicted_first_token_ms
+
+    def _on_first_token(self) -> None:
+        self._has_token = True
+        now = self._clock()
+        if self._lived.first_token_s is None:
+            self._lived.first_token_s = now
+        self._attempts.first_token(now)
+
+    def _on_finished(self, finished: pb.Finished) -> None:
+        if self.is_finished:
+            raise InternalError("the worker ended the stream twice")
+        prepared, named = self.prepared, []
+        if self._preparer.may_fill_block(prepared, finished.usage.completion_tokens):
+            named = [
+                self._preparer.name_answer(prepared, branch.packed[len(brought) :], number)
+                for number, (branch, brought) in enumerate(
+                    zip(self._record.branches, prepared.resumed, strict=True)
+                )
+            ]
+        # Before the caller sees the end, so that its next turn finds what this one left.
+        self.is_finished = True
+        self._attempts.finished(self._clock(), named)
+        finished.usage.retokenized_tokens = prepared.prompt.retokenized_tokens
+        if self._is_worth_remembering:
+            for number in range(prepared.route.branches):
+                self._remember(number)
 
     @property
     def _is_worth_remembering(self) -> bool:
-        """Of a chat, for its next turn. After a resumption the text from before the interruption is not known here."""
-        return self._prepared.prompt.history is not None and not any(self._prepared.resumed)
+        """Of a chat, for its next turn. What the text was that the caller brought along the beginning of is not known here."""
+        return self.prepared.prompt.history is not None and not any(self.prepared.resumed)
 
-    def _remember(self, branch: int) -> None:
-        if branch in self._remembered or not self._is_worth_remembering:
+    def _remember(self, number: int) -> None:
+        if number in self._remembered or not self._is_worth_remembering:
             return
-        self._remembered.add(branch)
-        answer = self._read().get(branch, Answer())
-        self._prompts.remember(self._prepared.namespace, self._prepared.prompt, answer.text, answer.ids)
+        branches = self._record.branches
+        if not 0 <= number < len(branches):
+            return  # a worker may number its answers as it likes
+        self._remembered.add(number)
+        branch, prepared = branches[number], self.prepared
+        ids: list[int] = unpack(branch.packed).tolist()
+        self._prompts.remember(prepared.namespace, prepared.prompt, branch.text, ids)
 
-    def _read(self) -> dict[int, Answer]:
-        """What has passed, by branch. O(what was not read before)."""
-        read_answers(self._deltas, self._answers)
-        self._deltas.clear()
-        return self._answers
+    def _note(self, delta: pb.Delta) -> None:
+        if delta.token_ids:
+            self._attempts.told(delta.branch, delta.position, count(delta.token_ids))

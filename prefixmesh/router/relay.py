@@ -1,42 +1,68 @@
-"""Carries a request to a worker and its answer back, and tries another worker while nothing has been answered.
+"""Carries a request to a worker and its answer back, over as many attempts as it takes and may have.
 
-The decision, the reservation and the ticket are made anew for each attempt. Once a message has come from a worker, nothing is
-tried again: what was answered stays answered, and the stream ends in ``Finished`` or in an error, never silently.
+A thin shell around ``attempts``, which says what comes next: to whom it is sent, whether it waits, when it ends. Each attempt is one loop
+that reads from the worker and writes to the caller (``frame_stream``), with ``passage`` in between. What the caller is told ends in
+``Finished`` or in an error, never silently, and whatever happens, the worker's call is ended and everything is given back.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 import grpc.aio
 
+from prefixmesh.config import DEFAULT_STREAM_IDLE_S
 from prefixmesh.errors import (
     AuthenticationError,
+    CancelledError,
     DeadlineError,
     PrefixmeshError,
     UnavailableError,
 )
 from prefixmesh.fleet_secret import FleetSecret
-from prefixmesh.ids import RequestId
-from prefixmesh.router.endpoint import Endpoint
-from prefixmesh.router.frame_stream import pass_frames
+from prefixmesh.history import NO_HISTORY, History
+from prefixmesh.router.attempts import (
+    Attempts,
+    End,
+    FailureKind,
+    Prepare,
+    Send,
+    Step,
+    Wait,
+    is_workers_fault,
+    kind_of,
+)
+from prefixmesh.router.frame_stream import FrameStream
+from prefixmesh.router.frame_stream import Send as SendFrame
+from prefixmesh.router.idle_watch import IdleWatch
 from prefixmesh.router.passage import Passage
 from prefixmesh.router.placement import Placement
 from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
+from prefixmesh.router.retry_budget import RetryBudget
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.running import RunningRequest
+from prefixmesh.router.worker_aborts import WorkerAborts
+from prefixmesh.router.worker_call import WorkerCall
 from prefixmesh.router.workers import WorkerPool
-from prefixmesh.rpc.status import from_rpc_error
+from prefixmesh.rpc.status import from_rpc_error, is_told
 from prefixmesh.text.prompts import PromptBuilder
 from prefixmesh.ticket import TICKET_METADATA, Ticket, sign
 
 _log = logging.getLogger(__name__)
 
-MAX_ATTEMPTS: Final = 2
-"""One retry: a request that found its worker dead is tried once more, and a fleet in trouble is not flooded."""
+
+class _Failure(NamedTuple):
+    """How an attempt ended that did not end well."""
+
+    kind: FailureKind
+    error: PrefixmeshError
+    is_broken: bool = False
+    """Whether the connection itself failed, or the worker says that it takes nothing: it is asked anew who is there."""
+
+    is_silent: bool = False
+    """Whether the worker may not have noticed that nobody waits any more."""
 
 
 class Relay:
@@ -52,103 +78,168 @@ class Relay:
         prompts: PromptBuilder,
         model: str,
         router_id: str,
+        aborts: WorkerAborts,
+        history: History = NO_HISTORY,
+        idle_timeout_s: float = DEFAULT_STREAM_IDLE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``router_id`` is what this router calls itself to workers; ``clock`` the one that the core's other news come by."""
-        self._router_id = router_id
-        self._clock = clock
+        """``router_id`` is what this router calls itself to workers; ``clock`` the one that the core's other news come by, and the event
+        loop's."""
         self._core = core
         self._pool = pool
         self._secret = secret
         self._preparer = preparer
         self._prompts = prompts
         self._model = model
+        self._router_id = router_id
+        self._aborts = aborts
+        self._history = history
+        self._idle_timeout_s = idle_timeout_s
+        self._clock = clock
+        self._budget = RetryBudget()
 
-    async def stream(
-        self, prepared: PreparedRequest, request: RunningRequest, time_left_s: Callable[[], float | None]
-    ) -> AsyncGenerator[bytes]:
-        """The answer's frames; closing the generator cancels the worker's call and settles at once.
-
-        Raises the error that the caller's call ends with: the worker's own, UnavailableError when no worker is ready or the
-        chosen one died, DeadlineError when ``time_left_s`` has run out.
-        """
-        excluded: set[Endpoint] = set()
-        failure: UnavailableError | None = None
-        for attempts_left in reversed(range(MAX_ATTEMPTS)):
-            placement = self._route(prepared, excluded, failure, _name_of_attempt(request, attempts_left))
-            has_begun = False
-            try:
-                async with aclosing(self._attempt(prepared, placement, request, time_left_s)) as frames:
-                    async for frame in frames:
-                        has_begun = True
-                        yield frame
-                return
-            except (UnavailableError, AuthenticationError) as error:
-                request.check()
-                failure = _as_unavailable(error, placement)
-                if has_begun or not attempts_left:
-                    raise failure from error
-                _log.warning(
-                    "request_retried request_id=%s worker=%s", request.request_id, placement.endpoint
-                )
-                await self._before_retry(error, placement, excluded)
-
-    def _route(
+    async def carry(
         self,
         prepared: PreparedRequest,
-        excluded: set[Endpoint],
-        failure: UnavailableError | None,
-        name: RequestId,
-    ) -> Placement:
-        """A decision; where there is no other worker to try, the ``failure`` of the one that was tried says more."""
+        request: RunningRequest,
+        send: SendFrame,
+        deadline: float | None,
+        prepare_anew: Callable[[], Awaitable[PreparedRequest]],
+    ) -> None:
+        """Have the request answered, frame by frame to ``send``. Cancelled, it ends the worker's call and settles at once.
+
+        ``deadline`` is by the relay's clock; ``prepare_anew`` is asked when the request's adapter has changed. Raises the error that the
+        caller's call ends with: the worker's own, UnavailableError when no worker is ready or those that were tried died, DeadlineError.
+        """
+        waiting = _PlaceWait(request)
+        attempts = Attempts(
+            self._core,
+            self._budget,
+            prepared.route,
+            request.request_id,
+            deadline=deadline,
+            on_place=waiting.wake,
+            history=self._history,
+            resumed=[len(one) // 4 for one in prepared.resumed] if self._history.is_on else (),
+        )
+        passage = Passage(
+            attempts,
+            prepared,
+            preparer=self._preparer,
+            prompts=self._prompts,
+            clock=self._clock,
+            model=self._model,
+            policy=self._core.policy,
+            notes_tokens=self._history.is_on,
+        )
+        failure: PrefixmeshError | None = None
         try:
-            return self._core.route(prepared.route, self._clock(), excluded, request_id=name)
-        except UnavailableError as error:
-            raise failure or error from None
+            step: Step | None = attempts.begin(self._clock())
+            while step is not None:
+                match step:
+                    case Send():
+                        step = await self._attempt(step, attempts, passage, request, send, deadline)
+                    case Wait():
+                        await waiting.wait(None if deadline is None else deadline - self._clock())
+                        step = attempts.place_held(self._clock())
+                    case Prepare():
+                        passage.prepared = await prepare_anew()
+                        step = attempts.prepared(passage.prepared.route, self._clock())
+                    case End(error=error):
+                        raise error
+        except PrefixmeshError as error:
+            failure = error
+            raise
+        finally:
+            attempts.close(self._clock(), failure)
+            _log_end(attempts, passage)
 
     async def _attempt(
         self,
-        prepared: PreparedRequest,
-        placement: Placement,
+        step: Send,
+        attempts: Attempts,
+        passage: Passage,
         request: RunningRequest,
-        time_left_s: Callable[[], float | None],
-    ) -> AsyncGenerator[bytes]:
-        passage = Passage(
-            core=self._core,
-            clock=self._clock,
-            placement=placement,
-            prepared=prepared,
-            preparer=self._preparer,
-            prompts=self._prompts,
-            request_id=request.request_id,
-            model=self._model,
+        send: SendFrame,
+        deadline: float | None,
+    ) -> Step | None:
+        """One attempt from its decision to its end; None when the answer is whole."""
+        placement = step.placement
+        passage.sent(placement)
+        wire = passage.request_to_go_on() if step.goes_on else passage.prepared.wire
+        on_frame = passage.on_later_frame if step.goes_on else passage.on_first_frame
+        timeout_s = None if deadline is None else max(0.0, deadline - self._clock())
+        link = self._pool.link(placement.endpoint)
+        with link.generate(wire, self._ticket(passage.prepared, placement, request), timeout_s) as call:
+            request.on_stop(call.cancel)
+            stream = FrameStream(call.read, on_frame, send, self._clock)
+            failure = await self._run(stream, call, attempts, passage, request)
+        if failure is None:
+            link.note_success()
+            return None
+        _log.log(
+            logging.WARNING if is_workers_fault(failure.kind) else logging.DEBUG,
+            "attempt_failed request_id=%s attempt=%d worker=%s kind=%s has_token=%s problem=%r",
+            attempts.request_id,
+            attempts.number,
+            placement.endpoint,
+            failure.kind.value,
+            attempts.has_token,
+            str(failure.error),
         )
-        outcome, call = "cancelled", None
+        if passage.is_whole:
+            await send(passage.whole_end())
+            return None
+        await self._learn_from(failure, placement, request)
+        return attempts.failed(failure.kind, failure.error, self._clock(), sent_tokens=passage.sent_tokens)
+
+    async def _run(
+        self,
+        stream: FrameStream,
+        call: WorkerCall,
+        attempts: Attempts,
+        passage: Passage,
+        request: RunningRequest,
+    ) -> _Failure | None:
+        """Pass the stream on; how it failed, None when the answer is whole. Raises what is not the worker's failure."""
+        watch = IdleWatch(
+            self._idle_timeout_s, lambda: stream.reads_since if passage.owes_token else None, call.cancel
+        )
         try:
-            timeout_s = time_left_s()
-            if timeout_s is not None and timeout_s <= 0:
-                raise DeadlineError("the deadline passed before the request was sent to a worker")
-            link = self._pool.link(placement.endpoint)
-            with link.generate(prepared.wire, self._ticket(prepared, placement, request), timeout_s) as call:
-                request.on_stop(call.cancel)
-                async with aclosing(pass_frames(call.read, passage.on_frame, self._clock)) as frames:
-                    async for frame in frames:
-                        yield frame
-            if not passage.is_finished:
-                raise UnavailableError(f"worker {placement.entry.name} ended the stream before the answer")
-            outcome = "finished"
+            await stream.run()
         except grpc.aio.AioRpcError as error:
-            ours = self._error_of(error, placement)
-            outcome = ours.reason
-            raise ours from error
+            failure = _failure_of(error, was_accepted=attempts.was_accepted)
         except asyncio.CancelledError:
             request.check()  # a stopped request's call raises this too
-            if call is not None and call.given_up:
-                raise UnavailableError(call.given_up) from None
-            raise
+            if watch.has_ended:
+                problem = f"it has said nothing for {self._idle_timeout_s:g} s"
+                failure = _Failure(FailureKind.DIED, UnavailableError(problem), is_silent=True)
+            elif call.given_up:
+                failure = _Failure(FailureKind.DIED, UnavailableError(call.given_up))
+            else:
+                raise
+        else:
+            failure = _Failure(FailureKind.DIED, UnavailableError("it ended the stream before the answer"))
         finally:
-            passage.close()
-            _log_end(request, placement, passage, outcome)
+            watch.stop()
+        return None if passage.is_finished else failure
+
+    async def _learn_from(self, failure: _Failure, placement: Placement, request: RunningRequest) -> None:
+        """Let the worker's link know, and the worker that may not have noticed."""
+        if failure.is_silent:
+            self._aborts.send(placement, request.tenant)
+        if self._core.registry.get(placement.endpoint) is not placement.entry:
+            return  # it was removed meanwhile
+        link = self._pool.link(placement.endpoint)
+        link.note_failure(failure.kind, str(failure.error))
+        if failure.is_broken:
+            link.suspect(str(failure.error))
+        elif isinstance(failure.error, AuthenticationError):
+            # A worker that refuses our ticket is in another life by now.
+            try:
+                await link.describe()
+            except PrefixmeshError as error:
+                _log.debug("describe_failed worker=%s problem=%r", placement.endpoint, str(error))
 
     def _ticket(
         self, prepared: PreparedRequest, placement: Placement, request: RunningRequest
@@ -163,47 +254,53 @@ class Relay:
         )
         return ((TICKET_METADATA, sign(ticket, self._secret)),)
 
-    def _error_of(self, error: grpc.aio.AioRpcError, placement: Placement) -> PrefixmeshError:
-        ours = from_rpc_error(error)
-        if isinstance(ours, UnavailableError) and self._is_known(placement):
-            self._pool.link(placement.endpoint).suspect(str(ours))
-        return ours
 
-    async def _before_retry(
-        self, error: PrefixmeshError, placement: Placement, excluded: set[Endpoint]
-    ) -> None:
-        if isinstance(error, UnavailableError) or not self._is_known(placement):
-            excluded.add(placement.endpoint)
-            return
-        # The caller's credentials were checked here; a worker that refuses our ticket is in another life by now.
+class _PlaceWait:
+    """A request's wait for a retry's place."""
+
+    __slots__ = ("_request", "_woken")
+
+    def __init__(self, request: RunningRequest) -> None:
+        self._request = request
+        self._woken: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """The place is there."""
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    async def wait(self, timeout_s: float | None) -> None:
+        """Return once woken, which cannot have been before. Raises DeadlineError, and why the request was stopped."""
+        self._woken = asyncio.get_running_loop().create_future()
+        self._request.on_stop(self._woken.cancel)
         try:
-            await self._pool.link(placement.endpoint).describe()
-        except PrefixmeshError:
-            excluded.add(placement.endpoint)
-
-    def _is_known(self, placement: Placement) -> bool:
-        return self._core.registry.get(placement.endpoint) is placement.entry
-
-
-def _name_of_attempt(request: RunningRequest, attempts_left: int) -> RequestId:
-    """The first attempt has the request's own name, so that the logs of router and worker have one; a worker that was tried before may
-    still know that one."""
-    attempt = MAX_ATTEMPTS - attempts_left
-    return request.request_id if attempt == 1 else RequestId(f"{request.request_id}.{attempt}")
+            async with asyncio.timeout(timeout_s):
+                await self._woken
+        except TimeoutError as error:
+            raise DeadlineError("the deadline passed while the request waited to be tried again") from error
+        except asyncio.CancelledError:
+            self._request.check()
+            raise
 
 
-def _log_end(request: RunningRequest, placement: Placement, passage: Passage, outcome: str) -> None:
+def _failure_of(error: grpc.aio.AioRpcError, *, was_accepted: bool) -> _Failure:
+    ours, told = from_rpc_error(error), is_told(error)
+    kind = kind_of(ours, is_told=told, was_accepted=was_accepted)
+    is_broken = isinstance(ours, UnavailableError) or (isinstance(ours, CancelledError) and not told)
+    return _Failure(kind, ours, is_broken=is_broken)
+
+
+def _log_end(attempts: Attempts, passage: Passage) -> None:
+    placement = passage.placement
+    if placement is None:
+        return  # it was never sent: its caller is told why
     _log.info(
-        "request_ended request_id=%s worker=%s outcome=%s prompt_tokens=%d predicted_tokens=%d cached_tokens=%d",
-        request.request_id,
+        "request_ended request_id=%s worker=%s outcome=%s attempts=%d prompt_tokens=%d predicted_tokens=%d cached_tokens=%d",
+        attempts.request_id,
         placement.endpoint,
-        outcome,
+        attempts.outcome,
+        attempts.number,
         placement.request.prompt_tokens,
         placement.predicted_cached_tokens,
         passage.cached_tokens,
     )
-
-
-def _as_unavailable(error: PrefixmeshError, placement: Placement) -> UnavailableError:
-    """What a caller is told when the worker failed it: the worker's trouble with the router is not the caller's credentials."""
-    return UnavailableError(f"worker {placement.entry.name} failed this request: {error}")

@@ -36,6 +36,7 @@ from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.running import RunningRequests
 from prefixmesh.router.service import InferenceService
 from prefixmesh.router.state_store import StateStore, open_store
+from prefixmesh.router.worker_aborts import WorkerAborts
 from prefixmesh.router.worker_roster import WorkerRoster
 from prefixmesh.router.workers import WorkerPool
 from prefixmesh.rpc.channel import join_address
@@ -95,6 +96,7 @@ class RouterServer:
         self._store: StateStore | None = None
         self._pool: WorkerPool | None = None
         self._roster: WorkerRoster | None = None
+        self._aborts: WorkerAborts | None = None
         self._core: RouterCore | None = None
         self._history: HistoryFile | None = None
         self._ready_changed = asyncio.Event()
@@ -165,6 +167,7 @@ class RouterServer:
             isolation=config.isolation,
             block_size=config.block_size,
         )
+        aborts = self._aborts = WorkerAborts(self._secret)
         relay = Relay(
             core=core,
             pool=pool,
@@ -173,6 +176,9 @@ class RouterServer:
             prompts=model.prompts,
             model=model.name,
             router_id=self._router_id,
+            aborts=aborts,
+            history=self._history or NO_HISTORY,
+            idle_timeout_s=config.stream_idle_timeout_s,
         )
         adapters = self._adapters = AdapterFinder(core.registry, pool.describe_ready)
         roster = self._roster = WorkerRoster(pool, store)
@@ -187,7 +193,7 @@ class RouterServer:
             preparer=preparer,
             relay=relay,
             running=self._running,
-            direct_aborts=DirectAborts(core, self._secret),
+            direct_aborts=DirectAborts(core, aborts),
         )
         route = RouteService(
             core=core,
@@ -240,6 +246,8 @@ class RouterServer:
             await self._server.stop(FAREWELL_S)
         if self._telling_health is not None:
             self._telling_health.cancel()
+        if self._aborts is not None:
+            await self._aborts.close()
         if self._adapters is not None:
             await self._adapters.close()
         if self._roster is not None:
@@ -268,6 +276,7 @@ def _make_core(config: RouterConfig, model: RouterModel, history: History) -> Ro
             spill_weight=config.spill_weight,
             affinity_ms=config.affinity_ms,
             slow_start_s=config.slow_start_s,
+            max_wait_s=config.max_wait_s,
         ),
         block_size=config.block_size,
         max_tree_blocks=config.max_tree_blocks,

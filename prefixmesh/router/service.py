@@ -4,21 +4,20 @@ A thin shell: who calls is ``rpc.identity``'s business, what is asked ``intake``
 there and back.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+import time
 
-from prefixmesh.errors import AdapterChangedError, UnavailableError
 from prefixmesh.ids import RequestId
 from prefixmesh.proto import codec
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.router.direct_abort import DirectAborts
-from prefixmesh.router.intake import MAX_PREPARATIONS, Intake
+from prefixmesh.router.intake import Intake
 from prefixmesh.router.model import RouterModel
-from prefixmesh.router.prepare import RequestPreparer
+from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
 from prefixmesh.router.relay import Relay
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.running import RunningRequests
 from prefixmesh.rpc.identity import ApiKeys, identify
+from prefixmesh.rpc.server import Send
 from prefixmesh.rpc.status import AnyContext
 from prefixmesh.served_model import check_model
 
@@ -48,29 +47,21 @@ class InferenceService:
         self._direct_aborts = direct_aborts
 
     async def Generate(  # noqa: N802  the service's own name
-        self, message: pb.GenerateRequest, context: AnyContext
-    ) -> AsyncIterator[bytes]:
+        self, message: pb.GenerateRequest, context: AnyContext, send: Send
+    ) -> None:
         """Route a request, stream the answer back."""
         caller = identify(context.invocation_metadata(), self._keys)
         request = self._intake.read(message)
+        time_left_s = context.time_remaining()
+        deadline = None if time_left_s is None else time.monotonic() + time_left_s
         with self._intake.enter(caller.tenant) as running:
-            has_begun = False
-            for tries_left in reversed(range(MAX_PREPARATIONS)):
-                prepared = await self._intake.prepare(request, message, caller.tenant, running.request_id)
-                try:
-                    async with aclosing(
-                        self._relay.stream(prepared, running, context.time_remaining)
-                    ) as frames:
-                        async for frame in frames:
-                            has_begun = True
-                            yield frame
-                    return
-                except AdapterChangedError as error:
-                    if has_begun:  # an answer never begins anew
-                        raise UnavailableError(f"the answer cannot go on: {error}") from error
-                    if not tries_left:
-                        raise
-                    await self._intake.ask_adapters()
+
+            async def prepare_anew() -> PreparedRequest:
+                await self._intake.ask_adapters()
+                return await self._intake.prepare(request, message, caller.tenant, running.request_id)
+
+            prepared = await self._intake.prepare(request, message, caller.tenant, running.request_id)
+            await self._relay.carry(prepared, running, send, deadline, prepare_anew)
 
     async def Abort(  # noqa: N802  the service's own name
         self, message: pb.AbortRequest, context: AnyContext

@@ -114,10 +114,12 @@ def _guard_stream(
 def _guard_sending(
     method: MethodDescriptor, function: SendingMethod
 ) -> Callable[[bytes, AnyContext], Awaitable[None]]:
+    parse = _parser(method)
+
     async def handle(data: bytes, context: AnyContext) -> None:
         try:
             # gRPC's own: nothing stands between the method and each message.
-            await function(_parse(method, data), context, context.write)
+            await function(parse(data), context, context.write)
         except grpc.aio.InternalError as error:
             raise asyncio.CancelledError from error  # the caller is gone, as below: only writing raises this
         except (PrefixmeshError, asyncio.CancelledError, Exception) as error:

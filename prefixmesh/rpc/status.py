@@ -91,6 +91,11 @@ def from_rpc_error(error: grpc.RpcError) -> PrefixmeshError:
     return _made(_BY_STATUS.get(code.name, errors.InternalError), message, details)
 
 
+def is_told(error: grpc.RpcError) -> bool:
+    """Whether a server of ours has said what a failed call stands for; else it is what gRPC itself met, such as a broken connection."""
+    return _error_info(_details(error)) is not None
+
+
 def _details_of(error: PrefixmeshError) -> Iterable[Message]:
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN)
     if isinstance(error, InvalidRequestError):

@@ -13,6 +13,7 @@ from prefixmesh.errors import (
     AuthenticationError,
     InvalidRequestError,
     OverloadedError,
+    PrefixmeshError,
 )
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.rpc.channel import MAX_MESSAGE_BYTES
@@ -241,19 +242,17 @@ async def test_limits_are_those_of_the_workers() -> None:
 
 
 @pytest.mark.parametrize(
-    "error",
-    [InvalidRequestError("sampling.top_k", "too odd"), OverloadedError("the queue is full")],
-    ids=lambda error: error.reason,
+    ("error", "tries"),
+    [(InvalidRequestError("sampling.top_k", "too odd"), 1), (OverloadedError("the queue is full"), 2)],
+    ids=lambda value: getattr(value, "reason", ""),
 )
-async def test_workers_errors_pass_through_with_their_reason(
-    error: InvalidRequestError | OverloadedError,
-) -> None:
-    """F68: a refusal of the worker's comes to the caller as it is; busy is not dead, and nothing is tried twice."""
+async def test_workers_errors_pass_through_with_their_reason(error: PrefixmeshError, tries: int) -> None:
+    """F68: a caller's error comes back as it is and is tried once; busy is not dead, and is tried elsewhere before the caller is told."""
     async with running_router(2, script=Script(error=error)) as router:
         with pytest.raises(type(error)) as caught:
             await router.generate(token_request(PROMPT))
         assert str(caught.value) == str(error)
-        assert sum(len(worker.received) for worker in router.workers) == 1
+        assert sum(len(worker.received) for worker in router.workers) == tries
         assert len(router.server.core.registry.ready) == 2
         assert router.loads() == [0, 0]
 
