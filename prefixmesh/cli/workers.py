@@ -62,13 +62,15 @@ def add(*, worker: str, **values: Any) -> None:
     with open_router(values) as call:
         answer = call("AddWorker", pb.AddWorkerRequest(address=worker))
     click.echo(f"added {worker}" if answer.added else f"{worker} was known already")
+    if answer.problem:
+        click.echo(f"it is sent nothing yet: it {answer.problem}", err=True)
 
 
 @workers.command(short_help="Forget a worker.")
-@click.argument("worker", metavar="HOST:PORT")
+@click.argument("worker", metavar="WORKER")
 @connection_options
 def remove(*, worker: str, **values: Any) -> None:
-    """Send the worker at HOST:PORT nothing more and forget it; its running answers end undisturbed."""
+    """Send a worker, named by HOST:PORT or by its id, nothing more and forget it; its running answers end undisturbed."""
     from prefixmesh.proto.v1 import router_pb2 as pb
 
     with open_router(values) as call:
@@ -77,7 +79,7 @@ def remove(*, worker: str, **values: Any) -> None:
 
 
 @workers.command(short_help="Have a worker take nothing new and finish what runs.")
-@click.argument("worker", metavar="HOST:PORT")
+@click.argument("worker", metavar="WORKER")
 @click.option(
     "--grace",
     type=click.FloatRange(min=0, max=24 * 3600),
@@ -89,7 +91,7 @@ def remove(*, worker: str, **values: Any) -> None:
 @click.option("--undo", is_flag=True, help="Let a drained worker take requests again.")
 @connection_options
 def drain(*, worker: str, grace: float, undo: bool, **values: Any) -> None:
-    """Have the worker at HOST:PORT take nothing new, and wait until what runs there has ended.
+    """Have a worker, named by HOST:PORT or by its id, take nothing new, and wait until what runs there has ended.
 
     Exit code 1 when requests were still running after the grace: they run on, and the worker stays drained.
     """
@@ -111,10 +113,10 @@ def drain(*, worker: str, grace: float, undo: bool, **values: Any) -> None:
 
 
 @workers.command(short_help="Have a worker empty its prefix cache.")
-@click.argument("worker", metavar="HOST:PORT")
+@click.argument("worker", metavar="WORKER")
 @connection_options
 def flush(*, worker: str, **values: Any) -> None:
-    """Have the worker at HOST:PORT empty its prefix cache. Running answers go on."""
+    """Have a worker, named by HOST:PORT or by its id, empty its prefix cache. Running answers go on."""
     from prefixmesh.proto.v1 import router_pb2 as pb
 
     with open_router(values) as call:

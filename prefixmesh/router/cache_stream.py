@@ -73,11 +73,15 @@ class CacheStream:
         self._metadata = metadata
         self._router_id = router_id
         self._has_proved = False
+        # The worker's cache does not name its blocks: of its load it tells all the same.
+        self._reports_only = False
         self.heard_at = -math.inf
         """When the worker has said anything, by the core's clock."""
 
     async def follow(self) -> None:
-        """Read one stream after the other until cancelled. A worker that tells nothing of its cache is not asked again."""
+        """Read one stream after the other until cancelled. A worker that tells nothing of its cache is asked for its reports alone, and
+        one that does not tell those either is not asked again."""
+        self._reports_only = False
         pause_s = FIRST_PAUSE_S
         while True:
             if not self._core.registry.is_like_us(self._endpoint):
@@ -85,7 +89,10 @@ class CacheStream:
                 continue
             cause = await self._read_one()
             if cause == UnsupportedError.reason:
-                await asyncio.Event().wait()
+                if self._reports_only:
+                    await asyncio.Event().wait()
+                self._reports_only = True
+                continue
             if self._has_proved:
                 pause_s = FIRST_PAUSE_S
                 if cause in _AT_ONCE:
@@ -111,7 +118,8 @@ class CacheStream:
         now = self._clock()
         if cause == UnsupportedError.reason:
             self._core.view.tells_nothing(self._endpoint, now)
-            _log.warning("worker_tells_nothing endpoint=%s detail=%r", self._endpoint, detail)
+            what = "of its load" if self._reports_only else "of its cache"
+            _log.warning("worker_tells_nothing %s endpoint=%s detail=%r", what, self._endpoint, detail)
         else:
             self._core.view.ended(self._endpoint, cause.lower(), now, is_void=is_void)
             level = logging.INFO if cause in _PASSING else logging.WARNING
@@ -124,11 +132,14 @@ class CacheStream:
     async def _read(self) -> str:
         """Feed the core until it asks for a snapshot, or reports come too often or too seldom; which it was. Raises what the stream ends in, TimeoutError when it is silent."""
         interval_s = report_interval_s(len(self._core.registry))
-        opening = self._core.fleet.opened(self._endpoint, interval_s, self._clock())
+        opening = self._core.fleet.opened(
+            self._endpoint, interval_s, self._clock(), tells=not self._reports_only
+        )
         request = pb.WatchCacheRequest(
             resume_from=encode_place(opening.resume_from),
             report_interval_ms=round(1000 * interval_s),
             router_id=self._router_id,
+            reports_only=self._reports_only,
         )
         call = self._watch(request, metadata=self._metadata)
         try:

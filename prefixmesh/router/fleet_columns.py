@@ -189,6 +189,12 @@ class FleetColumns:
         time on that they are set."""
         self.answer_tokens[row] = tokens or ANSWER_TOKENS
 
+    def forget_pool(self, row: int) -> None:
+        """What is free there is not known any more, and taken for boundless until it is told again."""
+        self.free_tokens[row] = self.room_now[row] = BOUNDLESS
+        self.evictable_tokens[row] = self.wait_steps_per_token[row] = 0.0
+        self._least_free = self._least_room_now = None
+
     def set_trust(self, row: int, share: float) -> None:
         """How much of a match counts: 1 where the view is exact, less where it may be wrong."""
         if self.trust[row] != share:
@@ -246,9 +252,7 @@ class FleetColumns:
         self.set_facts(row, match_unit=0, places=0, context_length=0, total_tokens=0)
         self.set_answer_tokens(row, 0)
         self.set_load(row, in_flight=0, waiting_prefill_ms=0.0, decode_work_ms=0.0)
-        self.free_tokens[row] = self.room_now[row] = BOUNDLESS
-        self.evictable_tokens[row] = self.wait_steps_per_token[row] = 0.0
-        self._least_free = self._least_room_now = None
+        self.forget_pool(row)
         self.trust[row] = 0.0
         self.name_hash[row] = 0
 

@@ -16,7 +16,6 @@ from prefixmesh.router.fleet_columns import FleetColumns, Mask
 from prefixmesh.router.fleet_view import FleetView
 from prefixmesh.router.load import LoadReport
 from prefixmesh.router.registry import Expected, WorkerEntry, WorkerFacts, WorkerRegistry
-from prefixmesh.router.worker_view import Trust
 from prefixmesh.worker_report import WorkerReport
 
 
@@ -88,6 +87,7 @@ class FleetState:
         if is_new_life:
             self.view.new_life(endpoint, now)
             self.load_changed(entry)
+            self._columns.forget_pool(entry.row)
         self._columns.set_facts(
             entry.row,
             match_unit=facts.match_unit,
@@ -108,15 +108,18 @@ class FleetState:
         self.tell_ready()
         return is_new_life
 
-    def opened(self, endpoint: Endpoint, report_interval_s: float, now: float) -> Opening:
-        """A stream of a worker's news is about to begin."""
+    def opened(
+        self, endpoint: Endpoint, report_interval_s: float, now: float, *, tells: bool = True
+    ) -> Opening:
+        """A stream of a worker's news is about to begin; ``tells`` is whether it is of the cache, too."""
         entry = self.registry.get(endpoint)
         if entry is None:
             return Opening(None, Incarnation(0))
         entry.awaits_first_report = True
         entry.load.on_opened()
         self.load_changed(entry)
-        return Opening(self.view.opened(endpoint, report_interval_s, now), entry.load.incarnation)
+        place = self.view.opened(endpoint, report_interval_s, now, tells=tells)
+        return Opening(place, entry.load.incarnation)
 
     def on_report(self, entry: WorkerEntry, report: WorkerReport) -> None:
         """Take over a worker's own word on its load, its rates and its pool. O(ids + own reservations of it)."""
@@ -160,7 +163,7 @@ class FleetState:
         self.view.review(now)
         for endpoint, followed in self.view:
             entry = self._entry(endpoint)
-            if followed.trust is Trust.STALE and entry.report is not None:
+            if entry.report is not None and followed.view.is_silent(now):
                 self.forget_report(entry)
 
     def forget_report(self, entry: WorkerEntry) -> None:

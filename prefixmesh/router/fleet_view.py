@@ -114,13 +114,16 @@ class FleetView:
             followed.lingering.clear()
             followed.view.close()
 
-    def opened(self, endpoint: Endpoint, report_interval_s: float, now: float) -> tuple[Epoch, int] | None:
-        """A stream is about to begin. Where it is to go on; None: with a snapshot."""
+    def opened(
+        self, endpoint: Endpoint, report_interval_s: float, now: float, *, tells: bool = True
+    ) -> tuple[Epoch, int] | None:
+        """A stream is about to begin. Where it is to go on; None: with a snapshot. ``tells`` is whether it is of the cache at all, and not
+        of the load alone."""
         followed = self._followed.get(endpoint)
         if followed is None:
             return None
         followed.view.silent_s = silence_of(report_interval_s)
-        followed.lingering.tells = True
+        followed.lingering.tells = tells
         place = followed.view.resume_from
         followed.view.on_opened()
         self._note(endpoint, followed, "opened", now)
@@ -132,6 +135,9 @@ class FleetView:
         if followed is None:
             return Need.NOTHING
         view = followed.view
+        if not followed.lingering.tells:
+            view.heard(now)
+            return Need.NOTHING
         asked = view.causes.total()
         need, cause = Need.NOTHING, "proved"
         if isinstance(news, SnapshotPart):

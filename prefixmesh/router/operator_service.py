@@ -25,6 +25,9 @@ MAX_GRACE_MS: Final = 24 * 3_600_000
 CALL_TIMEOUT_S: Final = 10.0
 """What a worker may take beside the grace that it is given."""
 
+FIRST_ANSWER_S: Final = 2.0
+"""How long whoever adds a worker waits to be told whether it can be used. One that is there answers within some milliseconds."""
+
 _S_PER_MS: Final = 1e-3
 _T = TypeVar("_T")
 
@@ -52,14 +55,18 @@ class OperatorService:
     ) -> pb.AddWorkerResponse:
         """Follow a worker from now on, and after a restart where the state is kept; it need not be there yet."""
         self._admit(context, "add workers")
-        return pb.AddWorkerResponse(added=await self._roster.add(_address(message.address)))
+        added = await self._roster.add(_address(message.address))
+        problem = await self._roster.first_problem(message.address, FIRST_ANSWER_S)
+        return pb.AddWorkerResponse(added=added, problem=problem)
 
     async def RemoveWorker(  # noqa: N802  the service's own name
         self, message: pb.RemoveWorkerRequest, context: AnyContext
     ) -> pb.RemoveWorkerResponse:
         """Send a worker nothing more and forget it; its running streams end undisturbed."""
         self._admit(context, "remove workers")
-        return pb.RemoveWorkerResponse(removed=await self._roster.remove(_address(message.address)))
+        entry = self._find(message.address)
+        address = _address(message.address) if entry is None else entry.endpoint
+        return pb.RemoveWorkerResponse(removed=await self._roster.remove(address))
 
     async def DrainWorker(  # noqa: N802  the service's own name
         self, message: pb.DrainWorkerRequest, context: AnyContext
@@ -94,14 +101,22 @@ class OperatorService:
 
     async def _call(self, address: str, call: ControlCall[_T], timeout_s: float) -> _T:
         """Make a control call at a worker of this router; raises what it ends in."""
-        entry = self._core.registry.get(Endpoint(_address(address)))
+        entry = self._find(address)
         if entry is None:
-            raise NotFoundError(f"{address} is no worker of this router")
-        (outcome,) = await call_workers({entry.name: address}, self._secret, call, timeout_s)
+            raise NotFoundError(f"{_address(address)} is no worker of this router")
+        (outcome,) = await call_workers({entry.name: entry.endpoint}, self._secret, call, timeout_s)
         if outcome.answer is None:
             assert outcome.error is not None, outcome
             raise outcome.error
         return outcome.answer
+
+    def _find(self, name: str) -> WorkerEntry | None:
+        """A worker by its address, or by its id; of several that claim one id, the one that has it. None when there is none. O(workers)."""
+        entry = self._core.registry.get(Endpoint(name))
+        if entry is not None or is_address(name):
+            return entry
+        named = [one for one in self._core.registry if one.facts and one.facts.worker_id == name]
+        return min(named, key=lambda one: not one.ready, default=None)
 
     def _view(self, entry: WorkerEntry) -> pb.WorkerView:
         totals = entry.totals
@@ -138,5 +153,7 @@ class OperatorService:
 
 def _address(text: str) -> str:
     if not is_address(text):
-        raise InvalidRequestError("address", f"must be host:port, got {text[:80]!r}")
+        raise InvalidRequestError(
+            "address", f"must be host:port, or the id of a worker that is known, got {text[:80]!r}"
+        )
     return text

@@ -59,9 +59,16 @@ class WorkerRoster:
 
     async def remove(self, address: str) -> bool:
         """Follow a worker no more; its running streams end undisturbed. False when it was not known. One that is named on the command
-        line comes back with a restart."""
-        was_followed = self._pool.remove(Endpoint(address))
-        return await self._store.delete(WORKERS + address) or was_followed
+        line comes back with a restart.
+
+        Raises UnavailableError when the store cannot forget it: it would come back with a restart, and is followed on.
+        """
+        was_remembered = await self._store.delete(WORKERS + address)
+        return self._pool.remove(Endpoint(address)) or was_remembered
+
+    async def first_problem(self, address: str, patience_s: float) -> str:
+        """Why a worker is not sent requests, once it has answered or could not be reached, or after ``patience_s``; empty when it is."""
+        return await self._pool.first_problem(Endpoint(address), patience_s)
 
     async def close(self) -> None:
         """Follow the store no more. The workers are the pool's."""

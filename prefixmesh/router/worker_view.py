@@ -87,11 +87,19 @@ class WorkerView:
         """How far this view may be believed at ``now``. O(1)."""
         if self.epoch is None:
             return Trust.BLIND if self._loading is None else Trust.CATCHING_UP
-        if now - self._heard_at > self.silent_s:
+        if self.is_silent(now):
             return Trust.STALE
         if self._waits_for_snapshot or self._loading is not None or not self._is_exact:
             return Trust.CATCHING_UP
         return Trust.EXACT
+
+    def is_silent(self, now: float) -> bool:
+        """Whether nothing was heard for so long that nothing that was said counts as news. O(1)."""
+        return now - self._heard_at > self.silent_s
+
+    def heard(self, now: float) -> None:
+        """The worker has said something that is not of its cache. O(1)."""
+        self._heard_at = now
 
     @property
     def resume_from(self) -> tuple[Epoch, int] | None:

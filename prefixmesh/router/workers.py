@@ -42,6 +42,8 @@ class WorkerPool:
         self._problems: dict[Endpoint, str] = {}
         self._reviews = -1
         self._spreads_over_all = False
+        # Set, and replaced, when any worker's problem is another.
+        self._changed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         self._reviewing: asyncio.Task[None] | None = None
 
@@ -75,6 +77,15 @@ class WorkerPool:
     def link(self, endpoint: Endpoint) -> WorkerLink:
         """The link to a worker that a decision has just named."""
         return self._links[endpoint]
+
+    async def first_problem(self, endpoint: Endpoint, patience_s: float) -> str:
+        """Why a worker is not sent requests, once that is no passing matter, or after ``patience_s``; empty when it is, or is not known."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while (entry := self._core.registry.get(endpoint)) and entry.problem in PASSING_PROBLEMS:
+                    await self._changed.wait()
+        entry = self._core.registry.get(endpoint)
+        return "" if entry is None else entry.problem
 
     async def describe_ready(self) -> None:
         """Have every ready worker tell who it is, all at once. One that does not answer soon is left to its own link."""
@@ -118,6 +129,8 @@ class WorkerPool:
             self._problems[entry.endpoint] = entry.problem
             self._tell(entry)
         if changed:
+            self._changed.set()
+            self._changed = asyncio.Event()
             self._on_change()
 
     def _tell(self, entry: WorkerEntry) -> None:

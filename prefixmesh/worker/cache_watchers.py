@@ -85,7 +85,7 @@ class CacheWatchers:
         """Enter what happened in the engine's cache, and wake the readers that do not rest. O(its fingerprints)."""
         apply_changes(changes, self._publisher)
         for reader in self._readers:
-            if not reader.rests:
+            if not reader.rests and not reader.reports_only:
                 reader.awake.set()
 
     def on_load_change(self) -> None:
@@ -101,19 +101,25 @@ class CacheWatchers:
             reader.awake.set()
 
     async def read(
-        self, resume_from: Place | None, report_interval_s: float, router_id: str = ""
+        self,
+        resume_from: Place | None,
+        report_interval_s: float,
+        router_id: str = "",
+        *,
+        reports_only: bool = False,
     ) -> AsyncGenerator[News]:
-        """All that a reader must know to hold what the cache holds, for as long as it reads; see the module.
+        """All that a reader must know to hold what the cache holds, for as long as it reads; see the module. ``reports_only`` leaves the
+        cache out: how busy the worker is, and no more.
 
         ``report_interval_s`` is cut to the bounds; 0 means the default. Reports tell of the requests of the router ``router_id``. Raises
         OverloadedError for one reader too many and for one that is too slow, and what ``close`` was given.
         """
         if len(self._readers) >= MAX_READERS:
             raise OverloadedError(f"{MAX_READERS} readers follow this worker's cache already")
-        reader = _Reader(ReportPace(report_interval_s, self._clock))
+        reader = _Reader(ReportPace(report_interval_s, self._clock), reports_only=reports_only)
         self._readers.add(reader)
         try:
-            place = resume_from
+            place = self._now() if reports_only else resume_from
             if place is None or not self._can_resume(place):
                 snapshot = self._publisher.open_snapshot()
                 place = (snapshot.summary.epoch, snapshot.summary.sequence)
@@ -129,6 +135,8 @@ class CacheWatchers:
                     reader.awake.clear()
                     # What follows is of one moment: the events up to it, and then the sums at it.
                     report_is_due = reader.pace.take_turn()
+                    if reports_only:
+                        place = self._now()
                     place, events, summary = self._take(place)
                     reader.rests = bool(events)
                     report = self._reports.make(summary, own) if report_is_due else None
@@ -143,6 +151,11 @@ class CacheWatchers:
 
     def _can_resume(self, place: Place) -> bool:
         return self._publisher.events_since(*place) is not None
+
+    def _now(self) -> Place:
+        """Where there is nothing to be told of."""
+        summary = self._publisher.summary()
+        return summary.epoch, summary.sequence
 
     def _take(self, place: Place) -> tuple[Place, Sequence[Event], CacheSummary]:
         """What has happened since ``place``, and the sums after it."""
@@ -183,9 +196,10 @@ class CacheWatchers:
 class _Reader:
     """What wakes one reader, and when it is due a report."""
 
-    __slots__ = ("awake", "pace", "rests")
+    __slots__ = ("awake", "pace", "reports_only", "rests")
 
-    def __init__(self, pace: ReportPace) -> None:
+    def __init__(self, pace: ReportPace, *, reports_only: bool) -> None:
+        self.reports_only = reports_only
         self.awake = asyncio.Event()
         self.pace = pace
         self.rests = False

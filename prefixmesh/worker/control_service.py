@@ -168,7 +168,7 @@ class WorkerControlService:
     ) -> AsyncIterator[pb.WatchCacheResponse]:
         """What the cache holds and how busy the worker is, for as long as the caller listens."""
         self._authenticate(context.invocation_metadata())
-        if self._info.prefix_cache not in TELLING_CACHES:
+        if self._info.prefix_cache not in TELLING_CACHES and not request.reports_only:
             raise UnsupportedError(
                 f"prefix_cache={self._info.prefix_cache} tells nothing of its blocks; start the worker with radix"
             )
@@ -177,7 +177,9 @@ class WorkerControlService:
                 "report_interval_ms", f"must not be negative, got {request.report_interval_ms}"
             )
         interval_s = request.report_interval_ms * _S_PER_MS
-        reading = self._watchers.read(decode_place(request), interval_s, request.router_id)
+        reading = self._watchers.read(
+            decode_place(request), interval_s, request.router_id, reports_only=request.reports_only
+        )
         async with aclosing(reading) as news:
             async for one in news:
                 yield encode_news(one)

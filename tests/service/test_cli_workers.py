@@ -141,6 +141,46 @@ async def test_flush_reaches_the_worker() -> None:
         assert again.started.cached_tokens.device == 0
 
 
+async def test_worker_is_named_by_its_id_as_well_as_by_its_address() -> None:
+    engine = ScriptedEngine()
+    async with scripted_worker(engine) as worker, router_before(worker, scripted_model()) as router:
+        (entry,) = router.server.core.registry
+        assert (await run(router, "workers", "flush", entry.name)).exit_code == 0
+        assert "is drained" in (await run(router, "workers", "drain", entry.name)).stdout
+        assert "takes requests again" in (await run(router, "workers", "drain", entry.name, "--undo")).stdout
+        assert "removed" in (await run(router, "workers", "remove", entry.name)).stdout
+        assert await router.list_workers() == []
+
+
+async def test_worker_that_is_added_and_cannot_be_used_is_said_so(router: Router) -> None:
+    """Whoever adds it learns that its id is taken, or that nobody is there, and not only from the list."""
+    twin = await FakeWorker(router.secret, "w0").start()
+    try:
+        added = await run(router, "workers", "add", twin.address)
+        assert (added.exit_code, f"added {twin.address}" in added.stdout) == (0, True)
+        assert f"has the worker id 'w0' that {router.workers[0].address} has already" in added.stderr
+    finally:
+        await twin.kill()
+    nobody = await run(router, "workers", "add", "127.0.0.1:1")
+    assert "cannot be reached" in nobody.stderr
+
+
+async def test_worker_that_cannot_be_forgotten_is_followed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be back after a restart: the operator is told, and asks again."""
+    async with running_router(1, state=f"file://{tmp_path}/state.json") as router:
+
+        async def fail(*_: Any, **__: Any) -> None:
+            raise UnavailableError("cannot keep the state: No space left on device")
+
+        monkeypatch.setattr(FileStore, "delete", fail)
+        address = router.workers[0].address
+        with pytest.raises(UnavailableError, match="No space left"):
+            await operate(router, "RemoveWorker", router_pb2.RemoveWorkerRequest(address=address))
+        assert (await router.generate(pb.GenerateRequest(text="on"))).started.worker_id == "w0"
+
+
 @pytest.mark.parametrize("method", ["AddWorker", "RemoveWorker", "DrainWorker", "FlushWorker"])
 async def test_bad_address_is_refused_by_its_field(router: Router, method: str) -> None:
     """And a worker that is not this router's is told apart from that; nothing changes."""

@@ -1,6 +1,7 @@
 """Routers in front of a real worker (its model a fake): their views equal the worker's own cache, and their load views its own load."""
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -66,6 +67,20 @@ async def come_to_rest(stage: FakeStage, *routers: Router) -> None:
     for router in routers:
         await eventually(lambda r=router: is_exact(r, stage))
         await eventually(lambda r=router: len(r.server.core.view.predictions) == 0)
+        router.server.core.check_invariants()
+
+
+async def test_load_of_a_worker_whose_cache_names_no_blocks_is_known_by_its_reports() -> None:
+    """Its view stays blind, and what was sent there is believed; its load is its own word, not this router's guess."""
+    settings = dataclasses.replace(SMALL, prefix_cache="hash")
+    async with fake_worker(settings) as stage, router_of(stage) as router:
+        await ask(router, 1)
+        await eventually(lambda: (report := entry_of(router).report) and report.prefill_ms_per_token)
+        await asyncio.gather(*(ask(router, seed) for seed in range(6)))
+        await eventually(lambda: entry_of(router).load.in_flight == 0)
+        assert followed_by(router).trust is Trust.BLIND
+        assert followed_by(router).view.causes.total() == 0
+        assert len(router.server.core.view.predictions) > 0
         router.server.core.check_invariants()
 
 

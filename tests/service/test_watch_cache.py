@@ -23,7 +23,7 @@ from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2 as control_pb
 from prefixmesh.rpc.status import from_rpc_error
 from prefixmesh.tokens import pack
-from tests.support.cache_following import Follower
+from tests.support.cache_following import REPORT_MS, Follower
 from tests.support.fake_engine import FakeStage, fake_worker
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.servers import eventually, scripted_worker
@@ -233,6 +233,21 @@ async def test_cache_that_tells_nothing_says_so() -> None:
         follower = Follower(stage.worker)
         with pytest.raises(UnsupportedError, match="radix"):
             await follower.step()
+
+
+@pytest.mark.parametrize("cache", ["hash", "radix"])
+async def test_who_asks_for_reports_alone_is_told_the_load_and_nothing_of_the_cache(cache: str) -> None:
+    """Also where the cache names no blocks: its load is known all the same."""
+    settings = EngineConfig(max_total_tokens=1200, prefix_cache=cache)  # type: ignore[arg-type]
+    async with fake_worker(settings) as stage:
+        request = control_pb.WatchCacheRequest(report_interval_ms=REPORT_MS, reports_only=True)
+        call = stage.worker.control.WatchCache(request, metadata=stage.worker.control_metadata())
+        await ask(stage, prompt(1))
+        async for message in call:
+            assert message.WhichOneof("news") == "report"
+            if message.report.prefill.linear_ms_per_token:
+                break
+        call.cancel()
 
 
 async def test_worker_without_a_cache_tells_its_load_and_that_it_holds_nothing() -> None:

@@ -4,15 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from prefixmesh.cache.events import Cleared
+from prefixmesh.cache.events import CacheSummary, Cleared
 from prefixmesh.ids import Epoch, Incarnation
 from prefixmesh.proto.cache_news import EventBatch
 from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.fleet_columns import BOUNDLESS
+from prefixmesh.router.fleet_view import LEAST_SILENCE_S
 from prefixmesh.router.placement import Placement
 from prefixmesh.router.placements import LATE_REPORT_S
 from prefixmesh.router.reservation import ReservationState
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.worker_view import Need, Trust
+from prefixmesh.worker_report import PagePool, WorkerReport
 from tests.support.simulated_fleet import (
     BLOCK,
     NOW,
@@ -388,3 +391,23 @@ def test_a_ticket_that_is_given_back_and_used_all_the_same_is_load(scene: Scene)
     assert scene.core.withdraw(placement.request_id, NOW)
     scene.cache.report(NOW, running_requests=1, own_requests=1, accepted=(placement.request_id,))
     assert scene.load == (0, 1)
+
+
+def test_another_life_has_the_room_that_is_not_known_yet_and_not_that_of_the_last(scene: Scene) -> None:
+    row = entry_of(scene.core, "w0").row
+    scene.cache.report(NOW, device_pool=PagePool(total_pages=100, free_pages=3, evictable_pages=0))
+    assert scene.core.fleet.columns.free_tokens[row] == 3
+    scene.core.described(W0, facts("w0", 2), NOW)
+    assert scene.core.fleet.columns.free_tokens[row] == BOUNDLESS
+    assert scene.core.fleet.columns.room_now[row] == BOUNDLESS
+
+
+def test_report_of_a_worker_that_falls_silent_is_forgotten_although_its_view_was_blind() -> None:
+    core = make_core(0)
+    add_ready(core, "w0", tells=False)
+    core.on_report(W0, WorkerReport(summary=CacheSummary(Epoch(1), 0, ()), running_requests=9), NOW)
+    core.tick(NOW)
+    assert entry_of(core, "w0").load.total.in_flight == 9
+    core.tick(NOW + 10 * LEAST_SILENCE_S)
+    assert entry_of(core, "w0").report is None
+    assert entry_of(core, "w0").load.total.in_flight == 0
