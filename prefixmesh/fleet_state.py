@@ -1,7 +1,7 @@
 """What ``prefixmesh up`` remembers of the fleet it started, so that the other commands find it without being told.
 
-One small JSON file (``paths.fleet_state_file``). It says where the fleet was when it came up, not that it still runs: whoever
-reads it must be ready to find nobody at home.
+One small JSON file (``paths.fleet_state_file``), written anew whenever a part of the fleet dies or comes back. It says where the fleet
+was then, not that it still runs: whoever reads it must be ready to find nobody at home.
 """
 
 import os
@@ -17,6 +17,36 @@ from prefixmesh.errors import ConfigError, NotFoundError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PartState:
+    """What a fleet's supervisor saw of one worker, or of the router."""
+
+    name: str
+    kind: str
+    """``worker`` or ``router``."""
+
+    phase: str
+    """``starting``, ``serving``, ``waiting`` (dead, and to be started again) or ``given_up``."""
+
+    life: int
+    """Which life serves, starts, or ended last; the first is 1."""
+
+    since_unix_s: float
+    """When the phase began."""
+
+    restarts: int = 0
+    """How often it was started again since the fleet came up."""
+
+    reason: str = ""
+    """Why the last life ended, or why the part was given up; empty when it has never died."""
+
+    address: str = ""
+    """Where it serves; empty while it does not."""
+
+    actor: str = ""
+    """Name of the life's Ray actor; empty while there is none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FleetState:
     """One started fleet: where its parts listen and what must be stopped to end it."""
 
@@ -24,7 +54,7 @@ class FleetState:
     """Address (``host:port``) of the router."""
 
     workers: Mapping[str, str]
-    """Address of each worker by its id."""
+    """Address of each worker that serves, by its id."""
 
     model: str
     """The model as ``up`` was asked for it: a known name or a path."""
@@ -36,13 +66,19 @@ class FleetState:
     """Ray namespace of the actors."""
 
     actor_names: tuple[str, ...]
-    """Names of the actors in that namespace, router and workers."""
+    """Names of the living actors in that namespace: router and workers, a router that stands by, the supervisor if it is one."""
 
     started_ray: bool
     """Whether ``up`` started that Ray itself, so that ``down`` stops it too."""
 
     pid: int | None
     """Process id of the process that holds the fleet, in the foreground or detached; None when there is none."""
+
+    parts: tuple[PartState, ...] = ()
+    """What its supervisor sees, the router first."""
+
+    supervisor: str = ""
+    """Name of the actor that looks after the fleet also when no process holds it; empty when the holder does so itself."""
 
     def __post_init__(self) -> None:
         if not self.router:

@@ -169,12 +169,12 @@ def _print_table(outcomes: "Sequence[Outcome[Sequence[Adapter]]]") -> None:
 
 def _call_workers(call: Any, values: dict[str, Any]) -> "list[Outcome[Any]]":
     from prefixmesh import fleet_secret, fleet_state, paths
-    from prefixmesh.fleet.hold import find_holder
+    from prefixmesh.fleet.hold import find_fleet
     from prefixmesh.fleet_control import call_workers
 
     workers = {address: address for address in values["workers"]}
     if not workers:
-        if find_holder() is None:
+        if find_fleet() is None:
             raise NotFoundError(
                 "no fleet is up; start one with: prefixmesh up, or name workers with --worker"
             )

@@ -23,6 +23,7 @@ class FleetProgress:
     def __init__(self) -> None:
         self._live: Progress | None = None
         self._lines: dict[str, TaskID] = {}
+        self._is_up = False
 
     def __enter__(self) -> Self:
         return self
@@ -37,7 +38,8 @@ class FleetProgress:
         name, text, is_done = describe(event)
         if event.kind == "fleet_ready":
             self._end_live()
-        elif name and event.kind != "lost" and sys.stderr.isatty():
+            self._is_up = True
+        elif name and not self._is_up and sys.stderr.isatty():
             self._show(name, text, is_done=is_done)
         else:
             click.echo(f"{name or 'fleet'}: {text}", err=True)
@@ -91,11 +93,15 @@ def describe(event: "FleetEvent") -> tuple[str, str, bool]:
             return event.subject, "loading", False
         case "ready":
             sums = f" · {event.memory_sums}" if event.memory_sums else ""
-            return event.subject, f"ready in {event.seconds:.1f} s at {detail}{sums}", True
+            place = f" at {detail}" if detail else ""
+            return event.subject, f"ready in {event.seconds:.1f} s{place}{sums}", True
         case "fleet_ready":
             return "", f"up in {event.seconds:.1f} s", True
         case "lost":
-            return event.subject, f"LOST: {detail}", True
+            again = f"in {event.seconds:.1f} s" if event.seconds else "now"
+            return event.subject, f"LOST: {detail}; started again {again}", True
+        case "given_up":
+            return event.subject, f"GIVEN UP: {detail}; once that is mended: prefixmesh up --revive", True
         case "stopping":
             return "", "stopping; once more to stop at once", False
         case _:

@@ -38,11 +38,11 @@ class RouterCalls:
 def open_router(values: Mapping[str, Any]) -> Iterator[RouterCalls]:
     """The router that the connection options name, else that of the fleet that is up."""
     from prefixmesh.client.target import make_target
-    from prefixmesh.fleet.hold import find_holder
+    from prefixmesh.fleet.hold import find_fleet
     from prefixmesh.proto.v1 import router_pb2_grpc
     from prefixmesh.rpc.channel import open_sync_channel
 
-    if values["address"] is None and find_holder() is None:
+    if values["address"] is None and find_fleet() is None:
         raise NotFoundError("no fleet is up; start one with: prefixmesh up, or name a router with --address")
     target = make_target(values["address"], values["api_key"], values["tenant"], values["timeout"])
     make_stub: Any = router_pb2_grpc.RouterStub

@@ -1,23 +1,28 @@
-"""``prefixmesh status``: the fleet and its workers, as the router sees them."""
+"""``prefixmesh status``: the fleet's parts as their supervisor sees them, and its workers as the router does."""
 
 import json
 import sys
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from prefixmesh.cli.failure import one_line
 from prefixmesh.cli.options import connection_options
-from prefixmesh.errors import NotFoundError
+from prefixmesh.errors import NotFoundError, PrefixmeshError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from prefixmesh.fleet_state import FleetState
+    from rich.table import Table
+
+    from prefixmesh.fleet_state import FleetState, PartState
     from prefixmesh.proto.v1.router_pb2 import WorkerView
 
 DEFAULT_TIMEOUT_S: Final = 10.0
 """The router answers from what it knows; longer means that nobody is there."""
+
+_PHASE_STYLES: Final = {"serving": "green", "given_up": "red"}
 
 PIPE_WIDTH: Final = 160
 """Where no terminal sets a width: addresses and problems stay on their line."""
@@ -28,26 +33,33 @@ PIPE_WIDTH: Final = 160
 @connection_options
 def status(*, as_json: bool, **values: Any) -> None:
     """Show the fleet and its workers; exit code 1 when none is up."""
-    from prefixmesh import fleet_state
     from prefixmesh.client.target import make_target
-    from prefixmesh.fleet.hold import find_holder
+    from prefixmesh.fleet.detached import see_fleet
 
-    state: FleetState | None = None
-    if values["address"] is None:
-        if find_holder() is None:
-            raise NotFoundError("no fleet is up; start one with: prefixmesh up")
-        state = fleet_state.load()
+    state = see_fleet() if values["address"] is None else None
     target = make_target(
         values["address"] or (state.router if state else None),
         values["api_key"],
         values["tenant"],
         values["timeout"] or DEFAULT_TIMEOUT_S,
     )
-    workers = _list_workers(target)
+    problem, workers = None, []
+    try:
+        workers = list(_list_workers(target))
+    except PrefixmeshError as error:
+        if state is None:
+            raise
+        problem = error  # the router may be one of the parts that are told of
     if as_json:
-        click.echo(json.dumps(as_dict(target.address, state, workers), indent=2))
+        click.echo(json.dumps(as_dict(target.address, state, workers, problem), indent=2))
     else:
-        _print_table(target.address, state, workers)
+        click.echo(f"router {target.address}" + (f" · model {one_line(state.model)}" if state else ""))
+        if state is not None and state.parts:
+            print_parts(state.parts, time.time())
+        if problem is None:
+            print_workers(workers)
+    if problem is not None:
+        raise problem
 
 
 def _list_workers(target: Any) -> "Sequence[WorkerView]":
@@ -71,13 +83,20 @@ def _list_workers(target: Any) -> "Sequence[WorkerView]":
     return response.workers
 
 
-def as_dict(router: str, state: "FleetState | None", workers: "Sequence[WorkerView]") -> dict[str, Any]:
-    """The fleet for ``--json``: plain values."""
+def as_dict(
+    router: str,
+    state: "FleetState | None",
+    workers: "Sequence[WorkerView]",
+    problem: PrefixmeshError | None = None,
+) -> dict[str, Any]:
+    """The fleet for ``--json``: plain values. ``problem`` is why the router does not tell of its workers."""
     return {
         "router": router,
         "model": state.model if state else None,
         "ray_address": state.ray_address if state else None,
         "pid": state.pid if state else None,
+        "problem": str(problem) if problem else None,
+        "parts": [_part_as_dict(part) for part in state.parts] if state else [],
         "workers": [
             {
                 "worker_id": worker.worker_id,
@@ -125,14 +144,55 @@ def hit_share(worker: "WorkerView") -> str:
     return "-" if rate is None else f"{rate:.0%}"
 
 
-def _print_table(router: str, state: "FleetState | None", workers: "Sequence[WorkerView]") -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+def _part_as_dict(part: "PartState") -> dict[str, Any]:
+    return {
+        "name": part.name,
+        "kind": part.kind,
+        "phase": part.phase,
+        "life": part.life,
+        "restarts": part.restarts,
+        "since_unix_s": part.since_unix_s,
+        "reason": part.reason,
+        "address": part.address,
+    }
+
+
+def print_parts(parts: "Sequence[PartState]", now_unix_s: float) -> None:
+    """What the supervisor sees of each part."""
     from rich.text import Text
 
-    click.echo(f"router {router}" + (f" · model {one_line(state.model)}" if state else ""))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = _make_table()
+    table.add_column("part", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for name in ("life", "restarts", "since"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("last ended by", overflow="fold")
+    for part in parts:
+        table.add_row(
+            Text(one_line(part.name)),
+            Text(part.phase.replace("_", " "), _PHASE_STYLES.get(part.phase, "")),
+            f"{part.life}",
+            f"{part.restarts}",
+            describe_age(now_unix_s - part.since_unix_s),
+            Text(one_line(part.reason) or "-"),
+        )
+    _print(table)
+    click.echo()
+
+
+def describe_age(seconds: float) -> str:
+    """How long something has lasted, for people: in its largest whole unit."""
+    for unit, size_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size_s:
+            return f"{seconds // size_s:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def print_workers(workers: "Sequence[WorkerView]") -> None:
+    """What the router sees of each worker."""
+    from rich.text import Text
+
+    table = _make_table()
     table.add_column("worker", no_wrap=True)
     table.add_column("address", no_wrap=True)
     table.add_column("state", overflow="fold")
@@ -156,4 +216,17 @@ def _print_table(router: str, state: "FleetState | None", workers: "Sequence[Wor
             hit_share(worker),
             *([Text(one_line(", ".join(worker.adapters)))] if has_adapters else []),
         )
+    _print(table)
+
+
+def _make_table() -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+
+
+def _print(table: "Table") -> None:
+    from rich.console import Console
+
     Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)

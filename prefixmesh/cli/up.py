@@ -8,6 +8,7 @@ import click
 from prefixmesh import paths
 from prefixmesh.cache.namespace import Isolation
 from prefixmesh.config import FILE_STATE, RouterConfig, RoutingPolicy
+from prefixmesh.fleet.supervision import DEFAULT_MAX_RESTARTS
 from prefixmesh.rpc.until_signal import DEFAULT_GRACE_S
 from prefixmesh.worker.options import engine_config_from, engine_options
 
@@ -27,6 +28,27 @@ _ROUTER = RouterConfig(workers=("unused:1",))
     default=_ROUTER.policy,
     show_default=True,
     help="How the router chooses a worker.",
+)
+@click.option(
+    "--spill-weight",
+    type=float,
+    default=_ROUTER.spill_weight,
+    show_default=True,
+    help="How much work added for others counts beside a request's own wait.",
+)
+@click.option(
+    "--affinity-ms",
+    type=float,
+    default=_ROUTER.affinity_ms,
+    show_default=True,
+    help="Prefer the worker of a session's last request by so much, among workers that differ little.",
+)
+@click.option(
+    "--slow-start-s",
+    type=float,
+    default=_ROUTER.slow_start_s,
+    show_default=True,
+    help="Seconds in which a worker that joins is fed at a growing rate; 0 switches that off.",
 )
 @click.option(
     "--router-host", default=_ROUTER.host, show_default=True, help="Beyond loopback needs --api-keys-file."
@@ -62,6 +84,22 @@ _ROUTER = RouterConfig(workers=("unused:1",))
 )
 @click.option("--detach", is_flag=True, help="Return when the fleet is up and leave it in the background.")
 @click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=DEFAULT_MAX_RESTARTS,
+    show_default=True,
+    help="Give a worker or the router up after so many restarts in a row; one that served for a minute begins anew.",
+)
+@click.option(
+    "--standby-router/--no-standby-router",
+    default=True,
+    show_default=True,
+    help="Keep a router's process ready that serves within a second when the router dies.",
+)
+@click.option(
+    "--revive", is_flag=True, help="Start nothing: have the fleet that is up try again what it gave up."
+)
+@click.option(
     "--start-timeout",
     type=click.FloatRange(min=0, min_open=True),
     default=600.0,
@@ -77,16 +115,19 @@ _ROUTER = RouterConfig(workers=("unused:1",))
     metavar="SECONDS",
     help="How long running answers may take to finish when the fleet stops.",
 )
-def up(grace: float, *, detach: bool, **options: Any) -> None:
-    """Start workers and a router, and hold them until Ctrl-C or `prefixmesh down`.
+def up(grace: float, *, detach: bool, revive: bool, **options: Any) -> None:
+    """Start workers and a router, and hold them until Ctrl-C or `prefixmesh down`. What dies meanwhile is started again.
 
     The workers of one machine without GPUs divide its cores and --mem-fraction-static among them.
     """
     from prefixmesh import fleet_state
     from prefixmesh.cli.progress import FleetProgress
-    from prefixmesh.fleet.detached import start_detached
+    from prefixmesh.fleet.detached import revive_fleet, start_detached
     from prefixmesh.fleet.keeper import keep_fleet
 
+    if revive:
+        revive_fleet()
+        return
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     request = _request(options)
     with FleetProgress() as progress:
@@ -110,6 +151,9 @@ def _request(options: dict[str, Any]) -> "FleetRequest":
         engine=engine_config_from(options),
         workers=options["workers"],
         policy=options["policy"],
+        spill_weight=options["spill_weight"],
+        affinity_ms=options["affinity_ms"],
+        slow_start_s=options["slow_start_s"],
         router_host=options["router_host"],
         router_port=options["router_port"],
         metrics_port=options["metrics_port"],
@@ -119,6 +163,8 @@ def _request(options: dict[str, Any]) -> "FleetRequest":
         history=options["history"],
         address=options["address"],
         start_timeout_s=options["start_timeout"],
+        max_restarts=options["max_restarts"],
+        standby_router=options["standby_router"],
     )
 
 

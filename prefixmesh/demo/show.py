@@ -80,7 +80,9 @@ def run_demo(
 
 def _request(settings: DemoSettings) -> FleetRequest:
     return FleetRequest(
-        engine=EngineConfig(model=settings.model, max_total_tokens=MAX_TOTAL_TOKENS), workers=settings.workers
+        engine=EngineConfig(model=settings.model, max_total_tokens=MAX_TOTAL_TOKENS),
+        workers=settings.workers,
+        standby_router=False,  # nobody looks after this fleet: it ends with the demo
     )
 
 

@@ -13,6 +13,7 @@ EventKind = Literal[
     "ready",
     "fleet_ready",
     "lost",
+    "given_up",
     "stopping",
     "stopped",
     "failed",
@@ -34,7 +35,7 @@ class FleetEvent:
     """For a worker that is ready: how its memory was divided."""
 
     seconds: float = 0.0
-    """How long the step took."""
+    """How long the step took; for what is lost, when it is started again."""
 
 
 Report = Callable[[FleetEvent], None]

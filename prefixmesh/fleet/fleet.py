@@ -1,26 +1,41 @@
-"""Carries out a plan on Ray: starts the actors together, watches them, and stops them together.
+"""A fleet's life: its parts are started together, started again when they die, and stopped together.
 
-A thin shell: what to start was decided in ``prefixmesh.fleet.plan``. The actors belong to this process, so Ray ends them when
-it dies, however it dies.
+A thin shell: what to start was decided in ``prefixmesh.fleet.plan``, what becomes of the dead in ``prefixmesh.fleet.supervision``; Ray is behind
+``prefixmesh.fleet.launcher``. Here is the loop between them: what happens is put into one queue, read by ``supervise`` alone.
 """
 
 import asyncio
+import logging
+import random
 import secrets
 import time
-from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from prefixmesh.errors import ConfigError, ModelFileError, PrefixmeshError, UnavailableError
+from prefixmesh.errors import PrefixmeshError, UnavailableError
 from prefixmesh.fleet.events import FleetEvent, Report
+from prefixmesh.fleet.launcher import MEET_WORKERS_S, ROUTER, STOP_SLACK_S, Launcher, LifeKey
 from prefixmesh.fleet.plan import FleetPlan, WorkerPlan
 from prefixmesh.fleet.ray_session import RaySession
+from prefixmesh.fleet.supervision import (
+    NEVER,
+    Action,
+    End,
+    GivenUp,
+    Lost,
+    Part,
+    Prepare,
+    RouteTo,
+    Start,
+    Supervision,
+)
 from prefixmesh.fleet_secret import FleetSecret
 
-ROUTER: Final = "router"
-_STOP_SLACK_S: Final = 5.0
-"""How much longer than its grace an actor may take to stop before it is killed."""
+_log = logging.getLogger(__name__)
+
+_LOST_UNSEEN: Final = "it ended while nobody watched over it"
+_LEFT_STARTING: Final = "its supervisor ended while it started"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,46 +46,60 @@ class Endpoints:
     workers: Mapping[str, str]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lost:
-    """A part of the fleet that ended by itself."""
-
-    subject: str
-    problem: str
-
-
 class Fleet:
-    """One fleet: start it once, stop it once."""
+    """One fleet: ``start`` or ``resume`` it once, ``supervise`` it, ``stop`` it once."""
 
-    def __init__(self, plan: FleetPlan, session: RaySession, secret: FleetSecret, report: Report) -> None:
-        self._plan = plan
-        self._session = session
-        self._ray: Any = session.ray
-        self._secret = secret
-        self._report = report
-        self._actors: dict[str, Any] = {}
-        self._watchers: dict[asyncio.Task[None], str] = {}
-        self.namespace: Final = f"prefixmesh-{secrets.token_hex(4)}"
+    supervisor = ""
+    """This object looks after it, in whatever process it is."""
+
+    def __init__(
+        self,
+        plan: FleetPlan,
+        session: RaySession,
+        secret: FleetSecret,
+        report: Report,
+        *,
+        namespace: str | None = None,
+        home_node: str | None = None,
+        is_detached: bool = False,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``on_change`` is called whenever ``parts`` have changed, before that is acted upon."""
+        self.namespace = namespace or new_namespace()
         """Ray namespace of the actors: fleets that share a cluster never meet."""
+        self._plan = plan
+        self._report = report
+        self._on_change = on_change
+        self._launcher = Launcher(
+            plan,
+            session,
+            secret,
+            report,
+            namespace=self.namespace,
+            home_node=home_node or session.ray.get_runtime_context().get_node_id(),
+            is_detached=is_detached,
+        )
+        self._core = Supervision(plan.request.restart_policy())
+        self._addresses: tuple[str, ...] = ()
+        self._port: int | None = None
+        self._news: asyncio.Queue[Callable[[float], list[Action]]] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watched: dict[LifeKey, asyncio.Task[None]] = {}
 
     def __repr__(self) -> str:
-        return f"Fleet({self.namespace}: {', '.join(self._actors) or 'nothing started'})"
+        return f"Fleet({self.namespace}: {self._core})"
 
     @property
-    def actor_names(self) -> tuple[str, ...]:
-        """Names of the actors in ``namespace``."""
-        return tuple(self._actors)
-
-    def actor(self, name: str) -> Any:
-        """The handle of one actor."""
-        return self._actors[name]
+    def parts(self) -> tuple[Part, ...]:
+        """What is known of each part; times are of ``time.monotonic``."""
+        return tuple(self._core.parts.values())
 
     async def start(self) -> Endpoints:
         """Start all workers at once, then the router; raises the first failure, after which ``stop`` is due.
 
         It names the part and its problem in one line: ConfigError or ModelFileError for what the user must change, else UnavailableError.
         """
-        starting = [asyncio.create_task(self._start_worker(worker)) for worker in self._plan.workers]
+        starting = [asyncio.create_task(self._start_worker(worker, 1)) for worker in self._plan.workers]
         try:
             addresses = await asyncio.gather(*starting)
         except BaseException:
@@ -78,137 +107,171 @@ class Fleet:
                 task.cancel()
             await asyncio.gather(*starting, return_exceptions=True)
             raise
-        router = await self._start_router(addresses)
-        names = (worker.config.worker_id for worker in self._plan.workers)
+        self._addresses = tuple(addresses)
+        router = await self._start_router(1, MEET_WORKERS_S)
+        now = time.monotonic()
+        names = [worker.config.worker_id for worker in self._plan.workers]
+        parts = [Part(ROUTER, "router", address=router, since=now)]
+        for name, address in zip(names, addresses, strict=True):
+            parts.append(Part(name, "worker", address=address, since=now))
+        self._perform(self._core.adopt(parts, now))
         return Endpoints(router=router, workers=dict(zip(names, addresses, strict=True)))
 
-    async def wait_lost(self) -> Lost:
-        """Wait until a part that was up ends, and say which; each part is told of once."""
-        done, _ = await asyncio.wait(self._watchers, return_when=asyncio.FIRST_COMPLETED)
-        task = done.pop()
-        subject = self._watchers.pop(task)
-        error = task.exception()
-        return Lost(subject=subject, problem=_first_line(error) if error else "its server ended")
+    def resume(self, parts: Sequence[Part]) -> None:
+        """Go on with the fleet of an earlier process, as it noted it last (``on_change``). Lives that were starting are begun anew."""
+        for part in parts:
+            if part.address and part.kind == "router":
+                self._port = _port_of(part.address)
+            if part.standby and self._launcher.find(part.name, part.standby):
+                self._spawn(self._stand_by(part.standby))
+            elif part.standby:
+                self._tell_lost(part.name, part.standby, _LOST_UNSEEN)
+            has_actor = part.phase in ("starting", "serving") and self._launcher.find(part.name, part.life)
+            if part.phase == "serving" and has_actor:
+                self._watch(part.name, part.life)
+            elif part.phase in ("starting", "serving"):
+                self._tell_lost(
+                    part.name, part.life, _LEFT_STARTING if part.phase == "starting" else _LOST_UNSEEN
+                )
+        self._addresses = tuple(part.address for part in parts if part.kind == "worker" and part.address)
+        self._perform(self._core.adopt(parts, time.monotonic()))
+
+    async def supervise(self) -> None:
+        """Start again what dies; returns when everything has been given up. May be called again after ``revive``."""
+        while True:
+            self._perform(await self._next_actions())
+            if self._core.is_over:
+                return
+
+    def revive(self) -> None:
+        """Try again what was given up."""
+        self._news.put_nowait(self._core.revive)
 
     async def stop(self, grace_s: float) -> None:
         """Finish what runs within ``grace_s`` seconds and end every actor: the router first, so that nothing new arrives."""
         watchers = self._unwatch()
-        await self._stop_actors([name for name in self._actors if name == ROUTER], grace_s)
-        await self._stop_actors(list(self._actors), grace_s)
+        lives = self._launcher.lives
+        await self._launcher.stop([key for key in lives if key[0] == ROUTER], grace_s)
+        await self._launcher.stop(self._launcher.lives, grace_s)
         if watchers:
-            await asyncio.wait(watchers, timeout=_STOP_SLACK_S)
+            await asyncio.wait(watchers, timeout=STOP_SLACK_S)
 
     def kill(self) -> None:
         """End every actor now."""
         self._unwatch()
-        for name in list(self._actors):
-            self._kill(name)
+        for key in self._launcher.lives:
+            self._launcher.end(*key)
 
-    async def _start_worker(self, worker: WorkerPlan) -> str:
-        from prefixmesh.fleet.actors import WorkerActor
-
-        options: dict[str, object] = {"num_cpus": worker.num_cpus, "num_gpus": worker.num_gpus}
-        if worker.bind == "node":
-            options["scheduling_strategy"] = "SPREAD"
-        needs = f"{worker.num_gpus:g} GPU" if worker.num_gpus else f"{worker.num_cpus:g} CPU"
-        arguments = (worker.config, self._secret.raw, worker.bind)
-        return await self._start(worker.config.worker_id, WorkerActor, arguments, options, needs)
-
-    async def _start_router(self, addresses: Sequence[str]) -> str:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        from prefixmesh.fleet.actors import RouterActor
-
-        # On the node of the one who called, so that a router on loopback is of use to him.
-        here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
-        arguments = (self._plan.router_config(addresses), self._secret.raw)
-        return await self._start(
-            ROUTER, RouterActor, arguments, {"num_cpus": 0, "scheduling_strategy": here}, "no resources"
-        )
-
-    async def _start(
-        self, name: str, kind: type, arguments: tuple[object, ...], options: Mapping[str, object], needs: str
-    ) -> str:
-        """Start one actor and its server; its address. The failures of Ray and of the server become one line."""
-        began, timeout_s = time.monotonic(), self._plan.request.start_timeout_s
-        self._report(FleetEvent(kind="starting", subject=name))
-        actor = (
-            self._ray.remote(kind).options(name=name, namespace=self.namespace, **options).remote(*arguments)
-        )
-        self._actors[name] = actor
+    async def _next_actions(self) -> list[Action]:
+        due = self._core.due
         try:
-            async with asyncio.timeout(timeout_s) as limit:
-                await _get(actor.ping.remote())
-                self._report(FleetEvent(kind="loading", subject=name))
-                outcome = await _get(actor.start.remote())
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise UnavailableError(
-                f"{name} was not ready after {timeout_s:g} s: it needs {needs}, and the cluster has {self._resources()}"
-            ) from error
-        except self._ray.exceptions.RayError as error:
-            raise UnavailableError(f"{name} could not start: {_first_line(error)}") from error
-        problem: str | None = getattr(outcome, "problem", None)
-        if problem is not None:
-            raise start_error(outcome.reason, f"{name} could not start: {problem}")
-        self._watchers[asyncio.create_task(_get(actor.wait_closed.remote()))] = name
-        address = str(outcome.address)
-        ready = FleetEvent(
-            kind="ready",
-            subject=name,
-            detail=address,
-            memory_sums=outcome.memory_sums,
-            seconds=time.monotonic() - began,
-        )
-        self._report(ready)
-        return address
+            async with asyncio.timeout(None if due == NEVER else max(0.0, due - time.monotonic())):
+                hear = await self._news.get()
+        except TimeoutError:
+            return self._core.tick(time.monotonic())
+        return hear(time.monotonic())
 
-    async def _stop_actors(self, names: Sequence[str], grace_s: float) -> None:
-        async def stop(name: str) -> None:
-            with suppress(self._ray.exceptions.RayError, PrefixmeshError, TimeoutError):
-                async with asyncio.timeout(grace_s + _STOP_SLACK_S):
-                    await _get(self._actors[name].stop.remote(grace_s))
-            self._kill(name)
+    def _perform(self, actions: Sequence[Action]) -> None:
+        """Noted before it is done: whoever goes on from the note looks for lives that may not be there, and misses none."""
+        self._on_change()
+        for action in actions:
+            self._perform_one(action)
 
-        await asyncio.gather(*(stop(name) for name in names))
+    def _perform_one(self, action: Action) -> None:
+        match action:
+            case Start(part, life):
+                self._spawn(self._bring_up(part, life))
+            case Prepare(_, life):
+                self._spawn(self._stand_by(life))
+            case End(part, life):
+                self._launcher.end(part, life)
+            case RouteTo(addresses):
+                self._addresses = addresses or self._addresses
+                router = self._core.parts[ROUTER]
+                if router.phase == "serving":
+                    self._spawn(self._launcher.route_to(router.life, addresses))
+            case Lost(part, life, reason, restart_in_s):
+                _log.info("fleet_part_lost part=%s life=%d problem=%s", part, life, reason)
+                self._report(FleetEvent(kind="lost", subject=part, detail=reason, seconds=restart_in_s))
+            case GivenUp(part, reason):
+                _log.info("fleet_part_given_up part=%s problem=%s", part, reason)
+                self._report(FleetEvent(kind="given_up", subject=part, detail=reason))
 
-    def _kill(self, name: str) -> None:
-        self._ray.kill(self._actors.pop(name), no_restart=True)
+    async def _bring_up(self, name: str, life: int) -> None:
+        """Start a life and tell how that went."""
+        try:
+            if name == ROUTER:
+                address = await self._start_router(life, 0.0)
+            else:
+                address = await self._start_worker(self._worker(name), life)
+        except PrefixmeshError as error:
+            self._tell_lost(name, life, str(error))
+        except Exception as error:  # a bug of ours: the part must not stay "starting" for ever
+            _log.exception("fleet_part_not_started part=%s life=%d", name, life)
+            self._tell_lost(name, life, f"{type(error).__name__}: {error}")
+        else:
+            self._news.put_nowait(lambda now: self._core.served(name, life, address, now))
+
+    async def _stand_by(self, life: int) -> None:
+        """Have a router ready; from then on it is watched as any life is."""
+        try:
+            await self._launcher.prepare_router(life)
+        except PrefixmeshError as error:
+            self._tell_lost(ROUTER, life, str(error))
+        else:
+            self._watch(ROUTER, life)
+
+    async def _start_worker(self, worker: WorkerPlan, life: int) -> str:
+        serving = await self._launcher.start_worker(worker, life)
+        self._watch(worker.config.worker_id, life)
+        return str(serving.address)
+
+    async def _start_router(self, life: int, meet_workers_s: float) -> str:
+        serving = await self._launcher.start_router(life, self._addresses, self._port, meet_workers_s)
+        self._watch(ROUTER, life)
+        self._port = _port_of(serving.address)  # callers know it: every later life listens there too
+        return str(serving.address)
+
+    def _worker(self, name: str) -> WorkerPlan:
+        return next(worker for worker in self._plan.workers if worker.config.worker_id == name)
+
+    def _watch(self, name: str, life: int) -> None:
+        if (name, life) not in self._watched:
+            self._watched[name, life] = asyncio.create_task(self._tell_end(name, life))
+
+    async def _tell_end(self, name: str, life: int) -> None:
+        reason = await self._launcher.wait_ended(name, life)
+        if self._watched.pop((name, life), None) is not None:
+            self._tell_lost(name, life, reason)
+
+    def _tell_lost(self, name: str, life: int, reason: str) -> None:
+        draw = random.random()  # noqa: S311 - it spreads restarts, and guards nothing
+        self._news.put_nowait(lambda now: self._core.lost(name, life, reason, now, draw))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _unwatch(self) -> list[asyncio.Task[None]]:
-        """Take the end of any part for what was wanted. The tasks end with their actors: Ray's client logs a trace when cancelled."""
-        watchers = list(self._watchers)
-        self._watchers.clear()
-        for task in watchers:
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        """Take the end of any part for what was wanted. The watching tasks end with their actors: Ray's client logs a trace when
+        cancelled."""
+        for task in self._tasks:
+            task.cancel()
+        watchers = list(self._watched.values())
+        self._watched.clear()
         return watchers
 
-    def _resources(self) -> str:
-        nodes = self._session.view().nodes
-        cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
-        return f"{len(nodes)} nodes with {cpus:g} CPUs and {gpus:g} GPUs"
+
+def new_namespace() -> str:
+    """A Ray namespace for one fleet."""
+    return f"prefixmesh-{secrets.token_hex(4)}"
 
 
-def start_error(reason: str, message: str) -> PrefixmeshError:
-    """A failure to start, told across processes by its ``reason``: what the user must change, or that it could not be done."""
-    for kind in (ConfigError, ModelFileError):
-        if kind.reason == reason:
-            return kind(message)
-    return UnavailableError(message)
+def given_up_error(parts: Sequence[Part]) -> UnavailableError:
+    """Why a fleet is over: the last reason of each part."""
+    return UnavailableError("; ".join(f"{part.name} {part.reason}" for part in parts))
 
 
-async def _get(reference: Awaitable[Any]) -> Any:
-    return await reference
-
-
-def _first_line(error: BaseException) -> str:
-    """The telling line of one of Ray's errors, whose texts are reports of many lines."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, PrefixmeshError):
-        return str(cause)
-    if isinstance(cause, Exception):
-        return f"{type(cause).__name__}: {cause}".splitlines()[0]
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    dead = [line for line in lines if line.startswith("The actor")]
-    return (dead or lines or [type(error).__name__])[-1]
+def _port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])

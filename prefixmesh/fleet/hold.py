@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
-from prefixmesh import paths
-from prefixmesh.errors import ConfigError
+from prefixmesh import fleet_state, paths
+from prefixmesh.errors import ConfigError, NotFoundError
+from prefixmesh.fleet_state import FleetState
+
+ALREADY_UP: Final = "a fleet is already up; stop it with: prefixmesh down"
 
 ATTEMPTS: Final = 3
 """Whoever only looks (``find_holder``) has the lock for a moment, which must not pass for a fleet."""
@@ -53,13 +56,30 @@ def find_holder() -> int | None:
     return None
 
 
+def find_fleet() -> FleetState | None:
+    """What is remembered of the fleet that is up; None when none is. One that a supervisor looks after needs no holder: whether it
+    still runs, only its Ray cluster knows. Reads two small files."""
+    is_held = find_holder() is not None
+    try:
+        state = fleet_state.load()
+    except NotFoundError:
+        return None  # or not up yet
+    return state if is_held or state.supervisor else None
+
+
+def check_no_fleet() -> None:
+    """Raise ConfigError when a fleet of this user is up, or may be."""
+    if find_holder() is not None or find_fleet() is not None:
+        raise ConfigError(ALREADY_UP)
+
+
 def _lock(file: IO[str]) -> None:
     for attempt in range(ATTEMPTS):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             if attempt + 1 == ATTEMPTS:
-                raise ConfigError("a fleet is already up; stop it with: prefixmesh down") from error
+                raise ConfigError(ALREADY_UP) from error
             time.sleep(ATTEMPT_INTERVAL_S)
         else:
             return

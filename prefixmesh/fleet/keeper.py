@@ -1,8 +1,8 @@
-"""The process that a fleet lives and ends with: it starts everything, watches it, and takes it all down again.
+"""The process that holds a fleet: it has everything started, tells what happens to it, and takes it all down again.
 
 In the foreground that process is ``prefixmesh up`` itself. With ``--detach`` it is the same code in the background
-(``prefixmesh.fleet.detached``). Either way one process owns the actors, and the local
-Ray if there is one, so that stopping the fleet is asking that process to end, and Ray ends both if it is killed.
+(``prefixmesh.fleet.detached``). It owns the local Ray if there is one, and looks after the actors itself (``Fleet``): what ends it ends both. On a
+cluster that was joined with ``--detach`` the fleet is looked after by an actor (``DetachedFleet``) and outlives this process too.
 """
 
 import asyncio
@@ -11,21 +11,23 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, Protocol
 
 from prefixmesh import fleet_state, paths
-from prefixmesh.errors import UnavailableError
+from prefixmesh.errors import ConfigError
 from prefixmesh.fleet.events import FleetEvent, Report
-from prefixmesh.fleet.fleet import ROUTER, Endpoints, Fleet
-from prefixmesh.fleet.hold import hold_fleet
-from prefixmesh.fleet.plan import FleetRequest, plan_fleet
+from prefixmesh.fleet.fleet import Endpoints, Fleet, given_up_error
+from prefixmesh.fleet.hold import ALREADY_UP, find_fleet, hold_fleet
+from prefixmesh.fleet.plan import FleetPlan, FleetRequest, plan_fleet
 from prefixmesh.fleet.precheck import check_adapters, check_request
 from prefixmesh.fleet.ray_session import RaySession, open_session
-from prefixmesh.fleet_secret import load_or_create
+from prefixmesh.fleet.record import living_actors, part_states, shift
+from prefixmesh.fleet.supervision import Part
+from prefixmesh.fleet_secret import FleetSecret, load_or_create
 from prefixmesh.fleet_state import FleetState
 from prefixmesh.model_files.pull import KNOWN_MODELS
 from prefixmesh.model_files.source import resolve_model
@@ -33,6 +35,42 @@ from prefixmesh.model_files.source import resolve_model
 _log = logging.getLogger(__name__)
 
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+REVIVE_SIGNAL: Final = signal.SIGUSR1
+"""Asks the holder to try again what was given up (``prefixmesh up --revive``)."""
+
+
+class AnyFleet(Protocol):
+    """A fleet that this process looks after, or that an actor does."""
+
+    namespace: str
+    supervisor: str
+    """Name of that actor; empty when there is none."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What is known of each part; times are of ``time.monotonic``."""
+        ...
+
+    async def start(self) -> Endpoints:
+        """Have everything started; raises what goes wrong."""
+        ...
+
+    async def supervise(self) -> None:
+        """Return when everything has been given up."""
+        ...
+
+    def revive(self) -> None:
+        """Try again what was given up."""
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """End it in an orderly way."""
+        ...
+
+    def kill(self) -> None:
+        """End what is left of it now."""
+        ...
 
 
 class StopSignals:
@@ -53,17 +91,21 @@ class StopSignals:
         (self.forced if self.asked.is_set() else self.asked).set()
 
 
-def keep_fleet(request: FleetRequest, report: Report, grace_s: float) -> None:
+def keep_fleet(request: FleetRequest, report: Report, grace_s: float, *, outlives_us: bool = False) -> None:
     """Bring a fleet up, remember it, hold it until a signal, and take it down. Blocks for the fleet's life.
 
-    Raises ConfigError when one is already up or the settings cannot work, UnavailableError when a part cannot start or the whole is lost, KeyboardInterrupt
-    when it was told to end before it was up. Nothing is left behind in any case.
+    With ``outlives_us`` a fleet on a joined cluster goes on when this process is killed. Raises ConfigError when one is already up or the
+    settings cannot work, UnavailableError when a part cannot start or everything has been given up, KeyboardInterrupt when it was told to end
+    before it was up. Nothing is left behind in any case.
     """
     with hold_fleet(), interruptible():
+        left = find_fleet()
+        if left is not None and left.supervisor:
+            raise ConfigError(ALREADY_UP)  # its keeper was killed, and it lives on
         request = prepare_model(check_request(request), report)
         check_adapters(request)
         with fleet_session(request, report) as session:
-            asyncio.run(_keep(request, session, report, grace_s))
+            asyncio.run(_keep(request, session, report, grace_s, outlives_us=outlives_us))
     report(FleetEvent(kind="stopped"))
 
 
@@ -105,25 +147,54 @@ def fleet_session(request: FleetRequest, report: Report) -> Iterator[RaySession]
         yield session
 
 
-async def _keep(request: FleetRequest, session: RaySession, report: Report, grace_s: float) -> None:
+async def _keep(
+    request: FleetRequest, session: RaySession, report: Report, grace_s: float, *, outlives_us: bool
+) -> None:
     signals = StopSignals()
     signals.install()
     began = time.monotonic()
     secret = load_or_create(paths.fleet_secret_file())
-    fleet = Fleet(plan_fleet(request, session.view()), session, secret, report)
+    plan = plan_fleet(request, session.view())
+    router = ""
+
+    def remember() -> None:
+        if router:
+            fleet_state.save(_state(request, session, fleet, router))
+
+    fleet = _make_fleet(plan, session, secret, report, remember, is_detached=outlives_us)
     try:
         endpoints = await start_unless_asked_to_stop(fleet, signals)
-        fleet_state.save(_state(request, session, fleet, endpoints))
-        report(FleetEvent(kind="fleet_ready", detail=endpoints.router, seconds=time.monotonic() - began))
-        await _watch(fleet, signals, report, workers=len(endpoints.workers))
+        asyncio.get_running_loop().add_signal_handler(REVIVE_SIGNAL, fleet.revive)
+        router = endpoints.router
+        remember()  # from now on somebody may send that signal
+        report(FleetEvent(kind="fleet_ready", detail=router, seconds=time.monotonic() - began))
+        await supervise_until_asked_to_stop(fleet, signals)
         report(FleetEvent(kind="stopping"))
         await stop_unless_forced(fleet, signals, grace_s)
     finally:
+        router = ""
         fleet_state.forget()
         fleet.kill()
 
 
-async def start_unless_asked_to_stop(fleet: Fleet, signals: StopSignals) -> Endpoints:
+def _make_fleet(
+    plan: FleetPlan,
+    session: RaySession,
+    secret: FleetSecret,
+    report: Report,
+    on_change: Callable[[], None],
+    *,
+    is_detached: bool,
+) -> AnyFleet:
+    """A local Ray ends with this process, and so does whatever supervisor lives in it: there the process itself is the supervisor."""
+    if is_detached and not session.is_local:
+        from prefixmesh.fleet.detached_fleet import DetachedFleet
+
+        return DetachedFleet(plan, session, secret, report, on_change)
+    return Fleet(plan, session, secret, report, on_change=on_change)
+
+
+async def start_unless_asked_to_stop(fleet: AnyFleet, signals: StopSignals) -> Endpoints:
     """``fleet.start()``; raises KeyboardInterrupt when a signal comes first."""
     starting = asyncio.create_task(fleet.start())
     asked = asyncio.create_task(signals.asked.wait())
@@ -136,7 +207,7 @@ async def start_unless_asked_to_stop(fleet: Fleet, signals: StopSignals) -> Endp
     return starting.result()
 
 
-async def stop_unless_forced(fleet: Fleet, signals: StopSignals, grace_s: float) -> None:
+async def stop_unless_forced(fleet: AnyFleet, signals: StopSignals, grace_s: float) -> None:
     """``fleet.stop(grace_s)``, cut short by a second signal."""
     stopping = asyncio.create_task(fleet.stop(grace_s))
     forced = asyncio.create_task(signals.forced.wait())
@@ -149,34 +220,33 @@ async def stop_unless_forced(fleet: Fleet, signals: StopSignals, grace_s: float)
     stopping.result()
 
 
-async def _watch(fleet: Fleet, signals: StopSignals, report: Report, workers: int) -> None:
-    """Return at a signal. A lost worker is told of, and the rest serves on; without router or workers there is no fleet."""
+async def supervise_until_asked_to_stop(fleet: AnyFleet, signals: StopSignals) -> None:
+    """Return at a signal. Raises UnavailableError when everything has been given up: then there is nothing to hold."""
+    supervising = asyncio.create_task(fleet.supervise())
     asked = asyncio.create_task(signals.asked.wait())
-    while True:
-        losing = asyncio.create_task(fleet.wait_lost())
-        await asyncio.wait({asked, losing}, return_when=asyncio.FIRST_COMPLETED)
-        if asked.done():
-            losing.cancel()
-            return
-        lost = losing.result()
-        _log.error("fleet_part_lost subject=%s problem=%s", lost.subject, lost.problem)
-        report(FleetEvent(kind="lost", subject=lost.subject, detail=lost.problem))
-        workers -= lost.subject != ROUTER
-        if lost.subject == ROUTER or not workers:
-            asked.cancel()
-            raise UnavailableError(
-                f"{'the router' if lost.subject == ROUTER else 'the last worker'} is lost: {lost.problem}"
-            )
+    await asyncio.wait({supervising, asked}, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if not supervising.done():
+        supervising.cancel()
+        await asyncio.wait({supervising})
+        return
+    supervising.result()
+    raise given_up_error(fleet.parts)
 
 
-def _state(request: FleetRequest, session: RaySession, fleet: Fleet, endpoints: Endpoints) -> FleetState:
+def _state(request: FleetRequest, session: RaySession, fleet: AnyFleet, router: str) -> FleetState:
+    parts = shift(fleet.parts, time.time() - time.monotonic())
+    workers = {part.name: part.address for part in parts if part.kind == "worker" and part.address}
+    supervisors = (fleet.supervisor,) if fleet.supervisor else ()
     return FleetState(
-        router=endpoints.router,
-        workers=endpoints.workers,
+        router=router,
+        workers=workers,
         model=request.engine.model,
         ray_address=session.address,
         ray_namespace=fleet.namespace,
-        actor_names=fleet.actor_names,
+        actor_names=(*living_actors(parts), *supervisors),
         started_ray=session.is_local,
         pid=os.getpid(),
+        parts=part_states(parts),
+        supervisor=fleet.supervisor,
     )

@@ -11,8 +11,17 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from prefixmesh.cache.namespace import Isolation
-from prefixmesh.config import MEMORY_STATE, EngineConfig, RouterConfig, RoutingPolicy, WorkerConfig
+from prefixmesh.config import (
+    DEFAULT_SLOW_START_S,
+    DEFAULT_SPILL_WEIGHT,
+    MEMORY_STATE,
+    EngineConfig,
+    RouterConfig,
+    RoutingPolicy,
+    WorkerConfig,
+)
 from prefixmesh.errors import ConfigError
+from prefixmesh.fleet.supervision import DEFAULT_MAX_RESTARTS, RestartPolicy
 from prefixmesh.rpc.identity import is_loopback
 
 DEFAULT_CPU_WORKERS: Final = 2
@@ -23,6 +32,7 @@ MAX_WORKERS: Final = 1024
 
 MAX_PORT: Final = 65535
 LOOPBACK: Final = "127.0.0.1"
+_ANY_ADDRESS: Final = "unused:1"
 
 _RAY_RESOLUTION: Final = 10_000
 """Ray counts resources in ten-thousandths; a share is rounded down to what it can hold."""
@@ -40,6 +50,11 @@ class FleetRequest:
     """None: one per GPU where there are any, else ``DEFAULT_CPU_WORKERS``."""
 
     policy: RoutingPolicy = "cost"
+    spill_weight: float = DEFAULT_SPILL_WEIGHT
+    affinity_ms: float = 0.0
+    slow_start_s: float = DEFAULT_SLOW_START_S
+    """These four as in ``RouterConfig``."""
+
     router_host: str = LOOPBACK
     router_port: int = 0
     """0 takes a free port."""
@@ -61,7 +76,15 @@ class FleetRequest:
     start_timeout_s: float = 600.0
     """How long a worker may wait for room in the cluster and load its model; a large model on a cold disk takes minutes."""
 
+    max_restarts: int = DEFAULT_MAX_RESTARTS
+    """Restarts in a row after which a worker or the router is given up."""
+
+    standby_router: bool = True
+    """Keep a second router's process ready, for a restart within a second; see ``RestartPolicy.standby_routers``."""
+
     def __post_init__(self) -> None:
+        self.router_config((_ANY_ADDRESS,))  # what it refuses should not cost the time of loading the workers
+        self.restart_policy()
         if self.workers is not None and not 1 <= self.workers <= MAX_WORKERS:
             raise ConfigError(f"workers must be 1 to {MAX_WORKERS}, got {self.workers}")
         if not self.start_timeout_s > 0:
@@ -75,6 +98,26 @@ class FleetRequest:
                 f"a router on {self.router_host} can be reached from other machines and needs --api-keys-file; "
                 f"without keys it listens on {LOOPBACK} only"
             )
+
+    def router_config(self, addresses: Sequence[str], port: int | None = None) -> RouterConfig:
+        """Settings of the router in front of workers at ``addresses``; ``port`` is the one that an earlier life of it was given."""
+        return RouterConfig(
+            workers=tuple(addresses),
+            model=self.engine.model,
+            host=self.router_host,
+            port=self.router_port if port is None else port,
+            policy=self.policy,
+            spill_weight=self.spill_weight,
+            affinity_ms=self.affinity_ms,
+            slow_start_s=self.slow_start_s,
+            api_keys_file=self.api_keys_file,
+            state=self.state,
+            isolation=self.isolation,
+        )
+
+    def restart_policy(self) -> RestartPolicy:
+        """How dead parts are dealt with."""
+        return RestartPolicy(max_restarts=self.max_restarts, standby_routers=self.standby_router)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +154,18 @@ class WorkerPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetPlan:
-    """A whole fleet. The router is planned once the workers' addresses are known (``router_config``)."""
+    """A whole fleet. The router is planned once the workers' addresses are known (``FleetRequest.router_config``)."""
 
     request: FleetRequest
     workers: tuple[WorkerPlan, ...]
 
-    def router_config(self, addresses: Sequence[str]) -> RouterConfig:
-        """Settings of the router in front of workers at ``addresses``."""
-        request = self.request
-        return RouterConfig(
-            workers=tuple(addresses),
-            model=request.engine.model,
-            host=request.router_host,
-            port=request.router_port,
-            policy=request.policy,
-            api_keys_file=request.api_keys_file,
-            state=request.state,
-            isolation=request.isolation,
-            history=request.history,
-        )
+    def cpus_now(self, worker: WorkerPlan, cluster: ClusterView) -> float:
+        """What a worker that is started again asks for: its share, or nothing once nodes have died and the rest has not shares enough
+        for all. Then workers take turns on cores, which is slower than before and better than not at all. GPUs are never shared."""
+        share = worker.num_cpus
+        if not share or sum(int(node.cpus / share + 1e-9) for node in cluster.nodes) >= len(self.workers):
+            return share
+        return 0.0
 
 
 def plan_fleet(request: FleetRequest, cluster: ClusterView) -> FleetPlan:

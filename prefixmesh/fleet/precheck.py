@@ -26,10 +26,11 @@ _CLIENT_SCHEME: Final = "ray://"
 def check_request(request: FleetRequest) -> FleetRequest:
     """``request`` with the paths of its keys file, state and adapter root made absolute, for an actor has a working folder of its own.
 
-    Raises ConfigError for a package that is not installed, a state of no known kind, a keys file that cannot be read, an adapter root that is no folder and a router
+    Raises ConfigError for a package that is not installed, GPUs that are not there, a state of no known kind, a keys file that cannot be read, an adapter root that is no folder and a router
     port that is taken. Reads one file and binds one socket for a moment.
     """
     _check_installed(request)
+    _check_gpus(request)
     request = _with_absolute_root(request)
     if request.address is not None and request.address.startswith(_CLIENT_SCHEME):
         return request
@@ -77,6 +78,20 @@ def _check_installed(request: FleetRequest) -> None:
         names = " and ".join("Ray" if package == "ray" else package for package in missing)
         verb = "is" if len(missing) == 1 else "are"
         raise ConfigError(f"{names} {verb} not installed; run: pip install 'prefixmesh[worker,ray]'")
+
+
+def _check_gpus(request: FleetRequest) -> None:
+    """On this machine only: another cluster may have them, or grow. Loads torch, which takes seconds, only when a GPU is asked for."""
+    if request.address is not None or not request.engine.device.startswith("cuda"):
+        return
+    import torch
+
+    found, wanted = torch.cuda.device_count(), request.workers or 1
+    if found < wanted:
+        raise ConfigError(
+            f"--device {request.engine.device} needs {wanted} GPUs for {wanted} workers, and torch finds {found} here; "
+            "ask for fewer with --workers, or --device cpu"
+        )
 
 
 def _with_absolute_root(request: FleetRequest) -> FleetRequest:

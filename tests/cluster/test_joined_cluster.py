@@ -29,8 +29,9 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def actor_of(state: FleetState, name: str) -> Any:
-    """One of a fleet's actors."""
-    return ray.get_actor(name, namespace=state.ray_namespace)
+    """One of a fleet's actors, by its own name or its part's."""
+    names = {part.name: part.actor for part in state.parts}
+    return ray.get_actor(names.get(name, name), namespace=state.ray_namespace)
 
 
 def node_of(actor: Any) -> str:
@@ -41,7 +42,7 @@ def node_of(actor: Any) -> str:
 
 def families(state: FleetState) -> dict[str, list[psutil.Process]]:
     """Every process of a fleet, by actor."""
-    return {name: family_of(ray.get(actor_of(state, name).ping.remote())) for name in state.actor_names}
+    return {part.name: family_of(ray.get(actor_of(state, part.actor).ping.remote())) for part in state.parts}
 
 
 def ends_of(state: FleetState) -> list[psutil.Process]:
@@ -49,16 +50,7 @@ def ends_of(state: FleetState) -> list[psutil.Process]:
     return [process for family in families(state).values() for process in family]
 
 
-def wait_for_problem(home: Path, worker: str) -> str:
-    """``status`` once it shows a worker that is not ready; the router hears of a death within its probing interval."""
-    for _ in range(40):
-        shown = prefixmesh(home, "status").stdout
-        if any(worker in line and " ready " not in line for line in shown.splitlines()):
-            return shown
-    raise AssertionError(shown)
-
-
-def test_a_fleet_on_three_nodes_serves_survives_a_worker_and_leaves_nothing(
+def test_a_fleet_on_three_nodes_serves_and_leaves_nothing(
     ray_cluster: str, tiny_model: Path, home: Path
 ) -> None:
     """Workers spread over nodes and take only what comes through the router; a killed one takes its engine along; ``down`` ends the
@@ -84,7 +76,6 @@ def test_a_fleet_on_three_nodes_serves_survives_a_worker_and_leaves_nothing(
     assert len(before[warm.worker_id]) >= 2, "an actor and its engine"
     ray.kill(actor_of(state, warm.worker_id))
     assert wait_gone(before[warm.worker_id]) == []
-    wait_for_problem(home, warm.worker_id)
     with Client(state.router, tenant="acme", timeout_s=30) as client:
         assert client.generate(PROMPT, max_tokens=4, temperature=0).text == cold.text
 
@@ -96,24 +87,17 @@ def test_a_fleet_on_three_nodes_serves_survives_a_worker_and_leaves_nothing(
     assert sum(node["Alive"] for node in nodes()) == 3
 
 
-@pytest.mark.parametrize("victim", ["router", "keeper"])
-def test_without_its_router_or_its_keeper_the_whole_fleet_ends(
-    ray_cluster: str, tiny_model: Path, home: Path, victim: str
+def test_without_its_keeper_a_fleet_in_the_foreground_ends(
+    ray_cluster: str, tiny_model: Path, home: Path
 ) -> None:
-    """Nobody could reach the workers any more, or stop them."""
+    """Nobody could stop the workers any more."""
     with foreground(
         home, "up", "--address", ray_cluster, "--workers", "1", "--model", str(tiny_model), *SETTINGS
     ) as keeper:
         read_until(keeper, "Stop it")
-        state = fleet_state.load(home / "fleet.json")
-        processes = ends_of(state)
-        if victim == "router":
-            ray.kill(actor_of(state, "router"))
-            assert keeper.wait(timeout=30) == 1
-            assert "the router is lost" in (home / "err.txt").read_text().splitlines()[-1]
-        else:
-            keeper.kill()
-            assert keeper.wait(timeout=30) == -signal.SIGKILL
+        processes = ends_of(fleet_state.load(home / "fleet.json"))
+        keeper.kill()
+        assert keeper.wait(timeout=30) == -signal.SIGKILL
         assert wait_gone(processes) == []
     assert prefixmesh(home, "status").returncode == 1
 

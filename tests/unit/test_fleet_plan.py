@@ -102,7 +102,7 @@ def test_the_router_is_planned_from_the_request_and_the_addresses() -> None:
         router_port=8000,
         state="file:///state.json",
     )
-    config = plan_fleet(request, LAPTOP).router_config(["127.0.0.1:1", "127.0.0.1:2"])
+    config = request.router_config(["127.0.0.1:1", "127.0.0.1:2"])
     assert config.workers == ("127.0.0.1:1", "127.0.0.1:2")
     assert config.state == "file:///state.json"
     assert (config.model, config.policy, config.host, config.port) == (
