@@ -48,6 +48,9 @@ DESCRIBE_INTERVAL_S: Final = 1.0
 DESCRIBE_TIMEOUT_S: Final = 3 * DESCRIBE_INTERVAL_S
 """Three intervals. Only the first answer must come in time; later ones may be late."""
 
+FIRST_HEALTH_S: Final = 10.0
+"""Until the health stream's first message, which a worker sends as soon as it is asked."""
+
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 1.0
 """Pauses between rounds double from the first to this, so that a worker that comes back is seen within a second or two."""
@@ -190,13 +193,21 @@ class WorkerLink:
                 _log.info("worker_answers_late endpoint=%s", self.endpoint)
 
     async def _watch_health(self) -> None:
+        """Hear of each change. It may be silent for days: that it is there at all is known by probes and keepalive."""
         serving = health_pb2.HealthCheckResponse.SERVING
+        call = self._health.Watch(health_pb2.HealthCheckRequest())
         try:
-            async for answer in self._health.Watch(health_pb2.HealthCheckRequest()):
-                self._core.health_changed(self.endpoint, serving=answer.status == serving)
-                self._on_news()
+            async with asyncio.timeout(FIRST_HEALTH_S) as patience:
+                while (answer := await call.read()) is not grpc.aio.EOF:
+                    patience.reschedule(None)
+                    self._core.health_changed(self.endpoint, serving=answer.status == serving)
+                    self._on_news()
+        except TimeoutError:
+            raise DeadlineError(f"it did not say within {FIRST_HEALTH_S:g} s whether it is serving") from None
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
+        finally:
+            call.cancel()
         raise UnavailableError("it ended its health stream")
 
     async def _probe_often(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from prefixmesh.cli.main import main
-from prefixmesh.errors import PrefixmeshError
+from prefixmesh.errors import InternalError, PrefixmeshError
 from prefixmesh.proto.v1 import router_pb2
 from prefixmesh.router.registry import WorkerEntry
 from prefixmesh.router.worker_health import FAILURES_OUT
@@ -78,21 +78,19 @@ async def test_worker_that_stands_still_is_put_out_and_back_when_it_goes_on(
         assert (view.ready, view.ejected, view.failures) == (True, False, 0)
 
 
-async def test_stream_on_a_worker_that_stands_still_does_not_wait_for_it() -> None:
-    """Its caller has an answer, or an error, when the worker is put out; the worker is told when it goes on."""
+async def test_request_on_a_worker_that_stands_still_goes_on_elsewhere() -> None:
+    """Once the worker is put out, which is told that nobody waits for it any more when it goes on."""
     async with fleet_behind_proxies(2) as (router, proxies):
         for worker in router.workers:
-            worker.script.before_delta.shut()
+            worker.script.before_start.shut()
         running = asyncio.create_task(router.generate(token_request([1])))
-        await eventually(lambda: any(worker.script.before_delta.waiting for worker in router.workers))
+        await eventually(lambda: any(worker.script.before_start.waiting for worker in router.workers))
         home = next(place for place, worker in enumerate(router.workers) if worker.running)
         proxies[home].stall()
         other = router.workers[1 - home]
-        other.script.before_delta.open()
-        await asyncio.wait_for(asyncio.wait({running}), 5)
-        if running.exception() is not None:
-            assert isinstance(running.exception(), PrefixmeshError)
-            assert "was put out" in str(running.exception())
+        other.script.before_start.open()
+        assert (await running).started.worker_id == other.worker_id
+        assert router.workers[home].running == 1
         proxies[home].go_on()
         await eventually(lambda: router.workers[home].running == 0)
 
@@ -116,6 +114,24 @@ async def test_where_most_stand_still_requests_go_to_all_and_that_is_said(
             proxy.go_on()
         await eventually(lambda: not router.server.core.registry.failing)
         await eventually(lambda: records_of(caplog, "workers_spread_over_well"))
+
+
+async def test_worker_that_fails_its_requests_is_put_out_although_its_probes_are_good() -> None:
+    async with running_router(2) as router:
+        broken = router.workers[0]
+        broken.script.error = InternalError("a bug of its")
+        failed = 0
+        for seed in range(40):
+            try:
+                await router.generate(token_request([seed] * 100))
+            except PrefixmeshError:
+                failed += 1
+            if entry_of(router, "w0").ejected:
+                break
+        assert failed == FAILURES_OUT
+        assert "a bug of its" in entry_of(router, "w0").problem
+        broken.script.error = None
+        await router.until_ready(2)
 
 
 async def test_busy_worker_that_reports_and_answers_no_probe_is_never_put_out() -> None:
