@@ -157,7 +157,7 @@ class HistoryChecker:
             state = "failed" if request.failed else "is under way"
             problem = f"attempt {placed.attempt} begins where attempt {request.attempt} {state}"
             self._violated(Rule.ATTEMPTS, placed, problem, request.last, place)
-        request.attempt, request.failed, request.goes_on = placed.attempt, False, False
+        request.attempt, request.failed, request.goes_on = placed.attempt, False, not request.told
         request.last = place
 
     def _on_progress(self, life: _Life, record: Record, place: Place) -> None:
