@@ -4,6 +4,7 @@ Only the transport is here: what is sent and what comes back is in ``calls`` and
 """
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -16,11 +17,14 @@ import grpc.aio
 from prefixmesh.client import calls
 from prefixmesh.client.answer import Answer, Started, TextDelta
 from prefixmesh.client.answer_builder import AnswerBuilder
+from prefixmesh.client.call_aio import AsyncCall
 from prefixmesh.client.calls import GenerateOptions, ServedModel
 from prefixmesh.client.checks import PromptLike
-from prefixmesh.client.direct_aio import AsyncDirectCall, AsyncWorkers
+from prefixmesh.client.course import begin_course
+from prefixmesh.client.direct_aio import AsyncWorkers
 from prefixmesh.client.fork import ContinuationLike, plan_forks
-from prefixmesh.client.target import Target, TimeLeft, make_target
+from prefixmesh.client.ride import Ride, RouterMemory
+from prefixmesh.client.target import TimeLeft, make_target
 from prefixmesh.errors import CancelledError, InvalidRequestError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1.inference_pb2_grpc import InferenceStub
@@ -41,10 +45,13 @@ class AsyncClient:
         tenant: str | None = None,
         timeout_s: float | None = None,
         direct: bool = False,
+        resume: bool = True,
     ) -> None:
         """Take a target as ``Client`` does; connects on first use, to the event loop that runs then."""
         self._target = make_target(address, api_key, tenant, timeout_s)
-        self._workers = AsyncWorkers(self._target) if direct else None
+        self._workers = AsyncWorkers() if direct else None
+        self._resumes = resume
+        self._router_memory = RouterMemory()
         self._channel: grpc.aio.Channel | None = None
         self._is_closed = False
 
@@ -85,16 +92,12 @@ class AsyncClient:
     ) -> "AsyncStream":
         """The answer to ``prompt`` as it comes. Use it in an ``async with``: leaving early cancels the computation."""
         request = calls.build_generate(prompt, **options)
-        deadline_s = self._target.timeout_s(timeout_s)
-        channel = self._open_channel()
-        builder = calls.begin_answer(request, time.monotonic())
-        call: Any
-        if self._workers is None:
-            call = _make_stub(channel).Generate(request, timeout=deadline_s, metadata=self._target.metadata)
-        else:
-            time_left = TimeLeft(deadline_s, time.monotonic)
-            call = AsyncDirectCall(self._workers, channel, request, time_left, builder)
-        return AsyncStream(call, self._target, builder)
+        time_left = TimeLeft(self._target.timeout_s(timeout_s), time.monotonic)
+        channel, now_s = self._open_channel(), time.monotonic()
+        builder, workers = calls.begin_answer(request, now_s), self._workers
+        memory = None if workers is None else workers.memory
+        course = begin_course(request, builder, self._ride(), memory, resumes=self._resumes, now_s=now_s)
+        return AsyncStream(AsyncCall(self._target, channel, course, time_left, workers), builder)
 
     async def fork(
         self,
@@ -133,13 +136,22 @@ class AsyncClient:
     async def _call(
         self, method: Callable[..., Awaitable[_ResponseT]], request: object, timeout_s: float | None
     ) -> _ResponseT:
-        deadline_s = self._target.timeout_s(timeout_s)
-        try:
-            return await method(request, timeout=deadline_s, metadata=self._target.metadata)
-        except grpc.RpcError as error:
-            raise self._target.error(error) from error
-        except asyncio.CancelledError as error:
-            raise _cancellation(error) from error
+        time_left = TimeLeft(self._target.timeout_s(timeout_s), time.monotonic)
+        ride = self._ride()
+        while True:
+            try:
+                response = await method(request, timeout=time_left(), metadata=self._target.metadata)
+            except grpc.RpcError as failure:
+                broken = self._target.judge(failure)
+                await asyncio.sleep(ride.broke(broken, time.monotonic(), time_left.left_s))
+            except asyncio.CancelledError as error:
+                raise _cancellation(error) from error
+            else:
+                ride.answered()
+                return response
+
+    def _ride(self) -> Ride:
+        return Ride(self._router_memory, rides=self._resumes, draw=random.random)
 
     def _stub(self) -> Any:
         return _make_stub(self._open_channel())
@@ -156,9 +168,8 @@ class AsyncClient:
 class AsyncStream:
     """One answer as it comes: iterate over its ``TextDelta``s, then read ``answer``."""
 
-    def __init__(self, call: Any, target: Target, builder: AnswerBuilder) -> None:
+    def __init__(self, call: AsyncCall, builder: AnswerBuilder) -> None:
         self._call = call
-        self._target = target
         self._builder = builder
 
     def __repr__(self) -> str:
@@ -189,8 +200,8 @@ class AsyncStream:
 
     @property
     def answer(self) -> Answer:
-        """The finished answer; raises InternalError before the stream has ended well."""
-        return self._builder.end()
+        """The finished answer; raises InvalidRequestError before the stream was read to its end."""
+        return self._builder.finished_answer()
 
     async def collect(self) -> Answer:
         """Read what is left and return the finished answer."""
@@ -206,8 +217,6 @@ class AsyncStream:
         """The next response; None at a good end."""
         try:
             response = await self._call.read()
-        except grpc.RpcError as error:
-            raise self._target.error(error) from error
         except asyncio.CancelledError as error:
             raise _cancellation(error) from error
         if response is grpc.aio.EOF:

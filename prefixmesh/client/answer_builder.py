@@ -19,7 +19,7 @@ from prefixmesh.client.answer import (
     Timings,
     TokenLogprobs,
 )
-from prefixmesh.errors import InternalError
+from prefixmesh.errors import InternalError, InvalidRequestError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 
 _REASONS: Final[dict[int, FinishReason]] = {
@@ -34,7 +34,7 @@ class AnswerBuilder:
     def __init__(self, sent_at_s: float, first_position: int = 0, branches: int = 1) -> None:
         """``sent_at_s`` is when the request was sent, ``first_position`` where its first new token stands, ``branches`` how many answers
         it asked for."""
-        self._sent_at_s = sent_at_s
+        self.sent_at_s: Final = sent_at_s
         self._first_token_s: float | None = None
         self._branches = [_BranchBuilder(first_position) for _ in range(branches)]
         self.started: Started | None = None
@@ -82,7 +82,13 @@ class AnswerBuilder:
     def end(self) -> Answer:
         """The answer, once the stream has ended well; raises InternalError when it ended too early."""
         if self.answer is None:
-            raise InternalError("the stream ended before the answer did, or was not read to its end")
+            raise InternalError("the stream ended before the answer did")
+        return self.answer
+
+    def finished_answer(self) -> Answer:
+        """The answer, for who has read the stream to its end; raises InvalidRequestError before: half an answer never passes for a whole one."""
+        if self.answer is None:
+            raise InvalidRequestError("stream", "has an answer once it was read to its end, and was not")
         return self.answer
 
     def _start(self, event: pb.Started) -> None:
@@ -104,7 +110,7 @@ class AnswerBuilder:
         if self.started is None:
             raise InternalError("the answer's first token came before its start")
         if self._first_token_s is None:
-            self._first_token_s = now_s - self._sent_at_s
+            self._first_token_s = now_s - self.sent_at_s
         return self._branch(event.branch).extend(event)
 
     def _branch(self, number: int) -> "_BranchBuilder":
@@ -124,9 +130,10 @@ class AnswerBuilder:
             cached=_cached(usage.cached_tokens),
             prefill_saved=_saved(usage.prefill_saved) if usage.HasField("prefill_saved") else None,
             completion_tokens=usage.completion_tokens,
+            interruptions=usage.interruptions,
             retokenized_tokens=usage.retokenized_tokens,
             first_token_s=self._first_token_s,
-            total_s=now_s - self._sent_at_s,
+            total_s=now_s - self.sent_at_s,
             timings=Timings(
                 queued_ms=timings.queued_ms,
                 prefill_ms=timings.prefill_ms,

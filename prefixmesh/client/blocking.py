@@ -3,6 +3,7 @@
 Only the transport is here: what is sent and what comes back is in ``calls`` and ``answer``.
 """
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -15,12 +16,15 @@ import grpc
 from prefixmesh.client import calls
 from prefixmesh.client.answer import Answer, Started, TextDelta
 from prefixmesh.client.answer_builder import AnswerBuilder
+from prefixmesh.client.call_blocking import Call
 from prefixmesh.client.calls import GenerateOptions, ServedModel
 from prefixmesh.client.checks import PromptLike
-from prefixmesh.client.direct_blocking import DirectCall, Workers
+from prefixmesh.client.course import Course, begin_course
+from prefixmesh.client.direct_blocking import Workers
 from prefixmesh.client.fork import ContinuationLike, plan_forks
-from prefixmesh.client.target import Target, TimeLeft, make_target
-from prefixmesh.errors import InvalidRequestError
+from prefixmesh.client.ride import Ride, RouterMemory
+from prefixmesh.client.target import TimeLeft, make_target
+from prefixmesh.errors import CancelledError, InvalidRequestError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1.inference_pb2_grpc import InferenceStub
 from prefixmesh.rpc.channel import open_sync_channel
@@ -44,6 +48,7 @@ class Client:
         tenant: str | None = None,
         timeout_s: float | None = None,
         direct: bool = False,
+        resume: bool = True,
     ) -> None:
         """Take a target; connects on first use.
 
@@ -51,9 +56,15 @@ class Client:
         only by servers without API keys. ``timeout_s`` bounds each call that names no timeout of its own; None is no bound.
         ``direct`` asks the router only where a request goes and streams from that worker itself, so that tokens do not cross the router;
         a worker that cannot be reached from here is reached through the router by itself.
+
+        A router that dies after it has answered this client is waited for until the call's deadline, and without one for half a minute;
+        a stream that breaks off, because the router or a worker that it came from directly has died, goes on elsewhere from the tokens that
+        were told. ``Answer.interruptions`` tells how often. With ``resume=False`` both end in UnavailableError at once.
         """
         self._target = make_target(address, api_key, tenant, timeout_s)
-        self._workers = Workers(self._target) if direct else None
+        self._workers = Workers() if direct else None
+        self._resumes = resume
+        self._router_memory = RouterMemory()
         self._channel = open_sync_channel(self._target.address)
         self._stub = _make_stub(self._channel)
         self._is_closed = False
@@ -93,16 +104,13 @@ class Client:
     ) -> "Stream":
         """The answer to ``prompt`` as it comes. Use it in a ``with``: leaving early cancels the computation."""
         request = calls.build_generate(prompt, **options)
-        deadline_s = self._target.timeout_s(timeout_s)
+        time_left = TimeLeft(self._target.timeout_s(timeout_s), time.monotonic)
         self._check_open()
-        builder = calls.begin_answer(request, time.monotonic())
-        call: Any
-        if self._workers is None:
-            call = self._stub.Generate(request, timeout=deadline_s, metadata=self._target.metadata)
-        else:
-            time_left = TimeLeft(deadline_s, time.monotonic)
-            call = DirectCall(self._workers, self._channel, request, time_left, builder)
-        return Stream(call, self._target, builder)
+        builder, course = self._begin(request, time.monotonic())
+        call = Call(
+            self._target, self._channel, course, time_left, self._workers, is_closed=lambda: self._is_closed
+        )
+        return Stream(call, builder)
 
     def fork(
         self,
@@ -151,12 +159,31 @@ class Client:
     def _call(
         self, method: Callable[..., _ResponseT], request: object, timeout_s: float | None
     ) -> _ResponseT:
-        deadline_s = self._target.timeout_s(timeout_s)
-        self._check_open()
-        try:
-            return method(request, timeout=deadline_s, metadata=self._target.metadata)
-        except grpc.RpcError as error:
-            raise self._target.error(error) from error
+        time_left = TimeLeft(self._target.timeout_s(timeout_s), time.monotonic)
+        ride = self._ride()
+        while True:
+            self._check_open()
+            try:
+                response = method(request, timeout=time_left(), metadata=self._target.metadata)
+            except grpc.RpcError as failure:
+                if self._is_closed:
+                    raise CancelledError("the client was closed") from failure
+                broken = self._target.judge(failure)
+                time.sleep(ride.broke(broken, time.monotonic(), time_left.left_s))
+            else:
+                ride.answered()
+                return response
+
+    def _begin(self, request: pb.GenerateRequest, now_s: float) -> tuple[AnswerBuilder, Course]:
+        builder, ride, workers = calls.begin_answer(request, now_s), self._ride(), self._workers
+        if workers is None:
+            return builder, begin_course(request, builder, ride, None, resumes=self._resumes, now_s=now_s)
+        with workers.lock:
+            course = begin_course(request, builder, ride, workers.memory, resumes=self._resumes, now_s=now_s)
+        return builder, course
+
+    def _ride(self) -> Ride:
+        return Ride(self._router_memory, rides=self._resumes, draw=random.random)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -166,9 +193,8 @@ class Client:
 class Stream:
     """One answer as it comes: iterate over its ``TextDelta``s, then read ``answer``."""
 
-    def __init__(self, call: Any, target: Target, builder: AnswerBuilder) -> None:
+    def __init__(self, call: Call, builder: AnswerBuilder) -> None:
         self._call = call
-        self._target = target
         self._builder = builder
 
     def __repr__(self) -> str:
@@ -199,8 +225,8 @@ class Stream:
 
     @property
     def answer(self) -> Answer:
-        """The finished answer; raises InternalError before the stream has ended well."""
-        return self._builder.end()
+        """The finished answer; raises InvalidRequestError before the stream was read to its end."""
+        return self._builder.finished_answer()
 
     def collect(self) -> Answer:
         """Read what is left and return the finished answer."""
@@ -215,13 +241,10 @@ class Stream:
     def _receive(self) -> pb.GenerateResponse | None:
         """The next response; None at a good end."""
         try:
-            response: pb.GenerateResponse = next(self._call)
+            return next(self._call)
         except StopIteration:
             self._builder.end()
             return None
-        except grpc.RpcError as error:
-            raise self._target.error(error) from error
-        return response
 
 
 def _collect(streams: Sequence[Stream]) -> list[Answer]:

@@ -2,8 +2,9 @@
 
 ::
 
-    ask Route -> stream from the worker -> first token: from here on nothing is tried again
-        |                |
+    ask Route -> stream from the worker -> tokens -> the end
+        |                |                   |
+        |                |                   +-- died, drains --> ask again without it, with the tokens so far (``course``)
         |                +-- cannot be reached from here --> ask again without it; after two, the proxy
         |                +-- died, drains, refuses the ticket --> ask again without it, once
         |                +-- its adapter has changed --> ask again, the workers being asked first
@@ -28,7 +29,11 @@ from prefixmesh.proto.v1 import router_pb2
 from prefixmesh.ticket import TICKET_METADATA
 
 MAX_FAILURES: Final = 2
-"""Workers that may fail one request after they were reached, as many as at the proxy: a request that kills workers must not go round."""
+"""Workers that may fail one request, after they were reached, without a token in between, as many as at the proxy: a request that kills
+workers must not go round."""
+
+MAX_ATTEMPTS: Final = 8
+"""Workers that may have one request in all, however far each of them came."""
 
 MAX_UNREACHED: Final = 2
 """Workers that are tried in vain before the proxy is: where two cannot be reached, the caller most likely sits outside their network."""
@@ -86,20 +91,22 @@ class DirectPlan:
         """``avoid`` are workers that could not be reached lately; without ``knows_route`` it goes to the proxy at once."""
         self._request = request
         self._exclude = list(avoid)
-        self._by_proxy = not knows_route
-        self._failures = self._unreached = self._changes = 0
+        self._failures = self._unreached = self._changes = self._attempts = 0
+        self._has_failed = False
         self._last_failure: PrefixmeshError | None = None
         self._answer: router_pb2.RouteResponse | None = None
+        self._prompt_ids = b""
+        self._retokenized_tokens = 0
+        self.by_proxy = not knows_route
+        """Whether the request goes to the proxy."""
 
     @property
     def worker(self) -> str:
         """Address of the worker that was named last; empty before, and where the proxy answers."""
-        return "" if self._answer is None or self._by_proxy else self._answer.address
+        return "" if self._answer is None or self.by_proxy else self._answer.address
 
-    def next_question(self) -> router_pb2.RouteRequest | None:
-        """What to ask the router; None: send the request to the proxy."""
-        if self._by_proxy:
-            return None
+    def next_question(self) -> router_pb2.RouteRequest:
+        """What to ask the router."""
         return router_pb2.RouteRequest(
             request=self._request,
             exclude=self._exclude,
@@ -110,6 +117,9 @@ class DirectPlan:
     def routed(self, answer: router_pb2.RouteResponse) -> pb.GenerateRequest:
         """Take the router's answer; what to send to the worker: the prompt as tokens, and nothing that the ticket settles."""
         self._answer = answer
+        self._attempts += 1
+        if not self._prompt_ids:
+            self._prompt_ids, self._retokenized_tokens = answer.prompt_ids, answer.retokenized_tokens
         sent = pb.GenerateRequest()
         sent.CopyFrom(self._request)
         if answer.prompt_ids:
@@ -122,9 +132,20 @@ class DirectPlan:
         assert self._answer is not None, "routed() first"
         return ((TICKET_METADATA, self._answer.ticket),)
 
+    def resume(self, request: pb.GenerateRequest) -> None:
+        """Go on with ``request``, which has the tokens so far. Its prompt is asked as the tokens that it was, where they are known: a router
+        that has been started anew might tokenise a chat's history otherwise."""
+        if self._prompt_ids:
+            request.tokens.ids = self._prompt_ids
+        self._request = request
+
+    def progressed(self) -> None:
+        """A token has come: what failed before it is no reason any more not to try another worker."""
+        self._failures = 0
+
     def use_proxy(self) -> None:
         """Send this request to the proxy."""
-        self._by_proxy = True
+        self.by_proxy = True
 
     def route_failed(self, error: PrefixmeshError) -> None:
         """The router answered no worker: returns where the proxy is the way, raises what the caller is told elsewhere."""
@@ -133,14 +154,12 @@ class DirectPlan:
             return
         if not isinstance(error, UnavailableError) or not self._exclude:
             raise error
-        if self._last_failure is not None and self._failures:
+        if self._last_failure is not None and self._has_failed:
             raise self._last_failure from error  # there is no other worker to try
         self.use_proxy()  # which reaches those that were excluded here
 
     def worker_failed(self, error: PrefixmeshError, *, reached: bool) -> None:
-        """The worker ended the attempt before the first token: returns where there is another attempt, raises where there is none."""
-        if self._by_proxy:
-            raise error  # the proxy has tried by itself
+        """The worker ended the attempt before the answer's end: returns where there is another attempt, raises where there is none."""
         self._last_failure = error
         if isinstance(error, AdapterChangedError):
             self._changes += 1
@@ -152,7 +171,8 @@ class DirectPlan:
         self._exclude.append(self.worker)
         if reached:
             self._failures += 1
-            if self._failures >= MAX_FAILURES:
+            self._has_failed = True
+            if self._failures >= MAX_FAILURES or self._attempts >= MAX_ATTEMPTS:
                 # The caller's credentials are the router's business: that a worker refuses a ticket is trouble of the fleet's own.
                 raise UnavailableError(f"worker {self.worker} failed this request: {error}") from error
         else:
@@ -160,17 +180,24 @@ class DirectPlan:
             if self._unreached >= MAX_UNREACHED:
                 self.use_proxy()
 
+    def worker_busy(self, error: PrefixmeshError) -> None:
+        """The worker is full, and the answer has begun elsewhere: another is looked for, which costs the request nothing but an attempt."""
+        self._last_failure, self._has_failed = error, True
+        self._exclude.append(self.worker)
+        if self._attempts >= MAX_ATTEMPTS:
+            raise error
+
     def complete(self, response: pb.GenerateResponse) -> pb.GenerateResponse:
         """A worker's response with what only the router knows added; the same message."""
         answer = self._answer
-        if answer is None or self._by_proxy:
+        if answer is None or self.by_proxy:
             return response
         match response.WhichOneof("event"):
             case "started":
                 response.started.routing.CopyFrom(answer.routing)
                 response.started.model = answer.model or response.started.model
             case "finished":
-                response.finished.usage.retokenized_tokens = answer.retokenized_tokens
+                response.finished.usage.retokenized_tokens = self._retokenized_tokens
             case _:
                 pass
         return response

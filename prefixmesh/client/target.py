@@ -1,5 +1,6 @@
 """Where a client's calls go and who they come from: address, credentials, deadline, and what a failed call means."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -8,6 +9,7 @@ import grpc
 
 from prefixmesh import fleet_state
 from prefixmesh.client.checks import check_real
+from prefixmesh.client.ride import Broken, Failure
 from prefixmesh.config import is_address
 from prefixmesh.errors import DeadlineError, InvalidRequestError, PrefixmeshError, UnavailableError
 from prefixmesh.rpc import status
@@ -52,13 +54,25 @@ class Target:
             )
         return UnavailableError(f"the connection to {self.address} broke: {details}")
 
+    def judge(self, failure: grpc.RpcError, worker: str = "") -> Broken:
+        """What a failed call means for its request; ``worker`` is where it went, if not to this target."""
+        target = dataclasses.replace(self, address=worker) if worker else self
+        return Broken(target.error(failure), _failure(failure))
 
-def is_unreached(failure: grpc.RpcError) -> bool:
-    """Whether a call to a worker never came there: no connection came about, or somebody else answers at the address."""
+
+def _failure(failure: grpc.RpcError) -> Failure:
     call: Any = failure
-    if call.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return not _is_sent_by_server(call)
-    return call.code() is grpc.StatusCode.UNAVAILABLE and (call.details() or "").startswith(_NOT_REACHED)
+    code, sent_by_server = call.code(), _is_sent_by_server(call)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return Failure.CALLERS if sent_by_server else Failure.UNREACHED
+    if sent_by_server:
+        refusals = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
+        return Failure.REFUSED if code in refusals else Failure.CALLERS
+    if code is grpc.StatusCode.CANCELLED:
+        return Failure.DIED  # a server that is torn down resets its streams; whoever cancels here knows it
+    if code is not grpc.StatusCode.UNAVAILABLE:
+        return Failure.CALLERS
+    return Failure.UNREACHED if (call.details() or "").startswith(_NOT_REACHED) else Failure.DIED
 
 
 def _is_sent_by_server(call: Any) -> bool:
@@ -80,6 +94,11 @@ class TimeLeft:
         if left_s <= 0:
             raise DeadlineError("the timeout passed before all calls were sent")
         return left_s
+
+    @property
+    def left_s(self) -> float | None:
+        """What is left, at least 0; None without a bound."""
+        return None if self._ends_at_s is None else max(0.0, self._ends_at_s - self._clock())
 
 
 def make_target(

@@ -164,11 +164,13 @@ async def test_death_between_start_and_first_token_begins_anew(
     assert (answer.text, answer.started.request_id) == ("hi", "found")
 
 
-async def test_nothing_is_tried_again_after_the_first_token(
-    client: AnyClient, servers: list[FakeInference]
+@pytest.mark.parametrize("kind", [BlockingClient, AwaitedClient], ids=["Client", "AsyncClient"])
+async def test_nothing_is_tried_again_after_the_first_token_by_who_does_not_want_it(
+    kind: type, servers: list[FakeInference]
 ) -> None:
-    """What was answered stays answered: the error is the stream's (F24)."""
+    """With ``resume=False`` what was answered stays answered: the error is the stream's (F24)."""
     router, first, second = servers
+    client: AnyClient = kind(router.address, direct=True, resume=False)
     first.words, first.error = ("half",), UnavailableError("died")
     stream = await client.stream("hello")
     assert (await within(stream.next())).text == "half"
@@ -177,8 +179,9 @@ async def test_nothing_is_tried_again_after_the_first_token(
     assert len(router.questions) == 1
     assert not second.ticketed
     first.events = (started(), delta(0, "half"))
-    with pytest.raises(InternalError, match="ended before"):
+    with pytest.raises(UnavailableError, match="ended the stream before"):
         await within(client.generate("hello"))
+    await client.close()
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,14 @@ class FakeInference:
     hold_after: int | None = None
     """After this many deltas the answer stands still until the call is cancelled."""
 
+    dies_at: int | None = None
+    """When this token is due, the server vanishes: connections break, and new ones are refused."""
+
     error: PrefixmeshError | None = None
     """Raised in place of ``Finished``, or at once by the unary calls."""
+
+    error_after_end: PrefixmeshError | None = None
+    """Raised behind ``Finished``."""
 
     error_for: Callable[[pb.GenerateRequest], PrefixmeshError | None] = lambda request: None
     """What one request, as its caller asked, is refused with at once."""
@@ -80,10 +86,15 @@ class FakeInference:
     holding: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a call stands still."""
 
+    died: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it has vanished."""
+
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a call was cancelled by the other side."""
 
     address: str = ""
+    """Where it listens; before it starts: the port to listen at again."""
+
     _routed: dict[object, pb.GenerateRequest] = field(default_factory=dict)
 
     async def __aenter__(self) -> Self:
@@ -91,7 +102,8 @@ class FakeInference:
         add_service(self._server, pb.DESCRIPTOR.services_by_name["Inference"], self)
         if self.serves_route:
             add_service(self._server, router_pb2.DESCRIPTOR.services_by_name["Router"], self, partial=True)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        at = self.address or "127.0.0.1:0"
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(at)}"
         await self._server.start()
         return self
 
@@ -114,7 +126,7 @@ class FakeInference:
         if refusal is not None:
             raise refusal
         try:
-            async for response in self._answer(max(1, request.branches)):
+            async for response in self._answer(request):
                 yield response
         except asyncio.CancelledError:
             self.cancelled.set()
@@ -165,31 +177,49 @@ class FakeInference:
         model = pb.Model(name=MODEL, revision="r1", context_length=CONTEXT_LENGTH, adapters=["poet"])
         return pb.ListModelsResponse(models=[model])
 
-    async def _answer(self, branches: int) -> AsyncIterator[pb.GenerateResponse]:
+    async def _answer(self, request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateResponse]:
         if self.events is not None:
             for event in self.events:
                 yield event
             return
-        cached = pb.CachedTokens(device=self.cached_tokens)
+        branches, cached = max(1, request.branches), pb.CachedTokens(device=self.cached_tokens)
+        resumed = request.resumed_branches or [request.resumed_output] * branches
+        begun = [tokens.count(packed) for packed in resumed]
         yield started(prompt_tokens=self.prompt_tokens, cached_tokens=cached)
         for position, word in enumerate(self.words):
             if position == self.hold_after:
                 self.holding.set()
                 await asyncio.Event().wait()
+            if position == self.dies_at:
+                await self._die()
             for branch in range(branches):
-                yield delta(position, word, branch=branch)
+                if position >= begun[branch]:
+                    yield delta(position, word, branch=branch)
+        if self.dies_at == len(self.words):
+            await self._die()
         for branch in range(branches if branches > 1 else 0):
-            ended = pb.BranchEnded(branch=branch, reason=self.reason, completion_tokens=len(self.words))
+            computed = len(self.words) - begun[branch]
+            ended = pb.BranchEnded(branch=branch, reason=self.reason, completion_tokens=computed)
             yield pb.GenerateResponse(branch_ended=ended)
         if self.error is not None:
             raise self.error
         yield finished(
-            branches * len(self.words),
+            branches * len(self.words) - sum(begun),
             prompt_tokens=self.prompt_tokens,
             cached_tokens=cached,
             reason=self.reason,
             saved=self.saved,
         )
+        if self.error_after_end is not None:
+            raise self.error_after_end
+
+    async def _die(self) -> None:
+        self._dying = asyncio.ensure_future(self._vanish())
+        await asyncio.Event().wait()
+
+    async def _vanish(self) -> None:
+        await self.stop_now()
+        self.died.set()
 
     def _remember(self, context: AnyContext) -> None:
         self.metadata.append(dict(context.invocation_metadata() or ()))
