@@ -32,6 +32,7 @@ from prefixmesh.errors import (
     DeviceLostError,
     FrameError,
     InternalError,
+    InvalidRequestError,
     OtherLifeError,
     OverloadedError,
     PrefixmeshError,
@@ -199,6 +200,7 @@ class Attempts:
         """Whether the attempt's worker has begun with it."""
 
         self._has_own_token = False
+        self._has_begun = False
         self.outcome = CancelledError.reason
         """How the request has ended, for logs: ``finished``, an error's reason, CANCELLED where nobody has said."""
 
@@ -217,14 +219,14 @@ class Attempts:
 
     def accepted(self, cached_tokens: int, now: float) -> None:
         """The worker has begun with it and found ``cached_tokens`` of its prompt cached."""
-        self.was_accepted = True
+        self.was_accepted = self._has_begun = True
         self._core.accepted(self._running, cached_tokens, now)
         if self._history.is_on:
             self._history.note(Admitted, self.request_id, attempt=self.number, cached=cached_tokens)
 
     def first_token(self, now: float) -> None:
         """The attempt's first token has come, and goes to the caller."""
-        self.has_token = self._has_own_token = self.was_accepted = True
+        self.has_token = self._has_own_token = self.was_accepted = self._has_begun = True
         self._fruitless.clear()
         self._leave_place()
         self._core.first_token(self._running, now)
@@ -259,7 +261,7 @@ class Attempts:
         if kind is FailureKind.CHANGED:
             return self._prepare_anew(error)
         if kind not in _RETRIED:
-            return self._end(error)
+            return self._end(self._as_going_on(error))
         self._failed_by[placement.endpoint] = placement.incarnation
         self._failure = _of_worker(kind, error, placement)
         if not had_own_token:
@@ -314,8 +316,14 @@ class Attempts:
             return Wait()
         return self._send(now)
 
+    def _as_going_on(self, error: PrefixmeshError) -> PrefixmeshError:
+        """A worker that does not take what it is to go on from has nothing against what the caller asked."""
+        if self.has_token and isinstance(error, InvalidRequestError):
+            return UnavailableError(f"the answer cannot be gone on with: {error}")
+        return error
+
     def _prepare_anew(self, error: PrefixmeshError) -> Step:
-        if self.has_token:  # an answer never begins anew
+        if self._has_begun:  # what the caller was told is of the content that was there
             return self._end(UnavailableError(f"the answer cannot go on: {error}"))
         if self._preparations >= MAX_PREPARATIONS:
             return self._end(error)

@@ -205,24 +205,27 @@ class Relay:
         watch = IdleWatch(
             self._idle_timeout_s, lambda: stream.reads_since if passage.owes_token else None, call.cancel
         )
+        broke: BaseException | None = None
         try:
             await stream.run()
-        except grpc.aio.AioRpcError as error:
-            failure = _failure_of(error, was_accepted=attempts.was_accepted)
-        except asyncio.CancelledError:
-            request.check()  # a stopped request's call raises this too
-            if watch.has_ended:
-                problem = f"it has said nothing for {self._idle_timeout_s:g} s"
-                failure = _Failure(FailureKind.DIED, UnavailableError(problem), is_silent=True)
-            elif call.given_up:
-                failure = _Failure(FailureKind.DIED, UnavailableError(call.given_up))
-            else:
-                raise
-        else:
-            failure = _Failure(FailureKind.DIED, UnavailableError("it ended the stream before the answer"))
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            broke = error
         finally:
             watch.stop()
-        return None if passage.is_finished else failure
+        if passage.is_finished:
+            return None
+        # Whoever cancels the worker's call is told by its reader as either of the two.
+        request.check()
+        if watch.has_ended:
+            problem = f"it has said nothing for {self._idle_timeout_s:g} s"
+            return _Failure(FailureKind.DIED, UnavailableError(problem), is_silent=True)
+        if call.given_up:
+            return _Failure(FailureKind.DIED, UnavailableError(call.given_up))
+        if isinstance(broke, grpc.aio.AioRpcError):
+            return _failure_of(broke, was_accepted=attempts.was_accepted)
+        if broke is not None:
+            raise broke
+        return _Failure(FailureKind.DIED, UnavailableError("it ended the stream before the answer"))
 
     async def _learn_from(self, failure: _Failure, placement: Placement, request: RunningRequest) -> None:
         """Let the worker's link know, and the worker that may not have noticed."""

@@ -110,6 +110,12 @@ class Script:
     breaks_with: PrefixmeshError | None = None
     """Raised instead of the second token."""
 
+    dies_before: int | None = None
+    """Whoever comes to this token of an answer dies instead, and nobody after that; the number of all of them stands for its end."""
+
+    ignores_resumed_branches: bool = False
+    """As workers of an earlier version, which begin several answers anew."""
+
     before_start: Gate = field(default_factory=Gate)
     before_delta: Gate = field(default_factory=Gate)
     """Each delta but the first waits here."""
@@ -168,6 +174,8 @@ class FakeWorker:
         self.running = 0
         self.cancelled = 0
         self.described = 0
+        self.aborted: list[str] = []
+        self._dying: asyncio.Task[None] | None = None
         self._seen: dict[bytes, list[bytes]] = {}
         self.told = ToldBlocks()
         self._server: grpc.aio.Server | None = None
@@ -233,30 +241,66 @@ class FakeWorker:
                 raise AdapterChangedError("it has other content here")
             await self.script.before_start.wait()
             cached = self._cache(ticket.namespace, tokens)
-            yield pb.GenerateResponse(started=self._started(ticket, tokens, cached))
+            yield pb.GenerateResponse(started=self._started(message, ticket, tokens, cached))
             answer = self._limited(message, self.script.answer(tokens))
-            for position, token_id in enumerate(answer):
-                if position:
+            brought = self._brought(message, answer)
+            steps = [
+                (position, branch)
+                for position in range(len(answer))
+                for branch, begun in enumerate(brought)
+                if position >= begun
+            ]
+            for number, (position, branch) in enumerate(steps):
+                await self._die_before(number)
+                if number:
                     await self.script.before_delta.wait()
                     if self.script.breaks_with is not None:
                         raise self.script.breaks_with
+                token_id = answer[position] + branch
                 delta = pb.Delta(
-                    position=position, token_ids=pack([token_id]), text=self.script.decode([token_id])
+                    position=position,
+                    token_ids=pack([token_id]),
+                    text=self.script.decode([token_id]),
+                    branch=branch,
                 )
                 yield pb.GenerateResponse(delta=delta)
+            await self._die_before(len(steps))
             self._cache(ticket.namespace, tokens + pack(answer[:-1]))
             finished = True
+            for branch, begun in enumerate(brought if len(brought) > 1 else ()):
+                ended = pb.BranchEnded(
+                    branch=branch,
+                    reason=pb.FINISH_REASON_LENGTH,
+                    completion_tokens=len(answer) - begun,
+                )
+                yield pb.GenerateResponse(branch_ended=ended)
             if not self.script.ends_early:
                 usage = pb.Usage(
                     prompt_tokens=len(tokens) // 4,
                     cached_tokens=pb.CachedTokens(device=cached),
-                    completion_tokens=len(answer),
+                    completion_tokens=len(steps),
+                    resumed_tokens=sum(brought),
                 )
                 yield pb.GenerateResponse(finished=pb.Finished(reason=pb.FINISH_REASON_LENGTH, usage=usage))
         finally:
             self.running -= 1
             if not finished and self.script.error is None:
                 self.cancelled += 1
+
+    async def _die_before(self, number: int) -> None:
+        if number == self.script.dies_before:
+            self.script.dies_before = None  # so that who shares the script goes on with the answer
+            self._dying = asyncio.create_task(self.kill())
+            await asyncio.Event().wait()
+
+    def _brought(self, message: pb.GenerateRequest, answer: Sequence[int]) -> list[int]:
+        """By branch, how many tokens of its answer the caller has already; they must be the answer's."""
+        brought = message.resumed_branches or [message.resumed_output] * max(1, message.branches)
+        if self.script.ignores_resumed_branches and message.resumed_branches:
+            brought = [b""] * message.branches
+        for branch, packed in enumerate(brought):
+            assert [int(one) - branch for one in unpack(packed)] == list(answer)[: len(packed) // 4]
+        return [len(packed) // 4 for packed in brought]
 
     async def WatchCache(
         self, request: control.WatchCacheRequest, context: AnyContext
@@ -311,7 +355,8 @@ class FakeWorker:
         raise AssertionError("a router drains no worker unasked")
 
     async def Abort(self, message: pb.AbortRequest, context: AnyContext) -> pb.AbortResponse:
-        raise AssertionError("a router aborts by cancelling its call")
+        self.aborted.append(message.request_id)
+        return pb.AbortResponse()
 
     async def Tokenize(self, message: pb.TokenizeRequest, context: AnyContext) -> pb.TokenizeResponse:
         raise AssertionError("a router tokenises by itself")
@@ -325,7 +370,7 @@ class FakeWorker:
             raise AuthenticationError("one ticket is needed")
         return verify(notes[0], self.secret, self.incarnation)
 
-    def _started(self, ticket: Ticket, tokens: bytes, cached: int) -> pb.Started:
+    def _started(self, message: pb.GenerateRequest, ticket: Ticket, tokens: bytes, cached: int) -> pb.Started:
         told = cached if self.script.cached_tokens is None else self.script.cached_tokens
         return pb.Started(
             request_id=ticket.request_id,
@@ -334,7 +379,7 @@ class FakeWorker:
             prompt_tokens=len(tokens) // 4,
             cached_tokens=pb.CachedTokens(device=told),
             namespace_digest=short_digest(ticket.namespace),
-            seed=7,
+            seed=message.sampling.seed if message.sampling.HasField("seed") else secrets.randbits(31),
             adapter_digest=ticket.adapter_digest,
         )
 

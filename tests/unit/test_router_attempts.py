@@ -218,10 +218,21 @@ def test_an_adapter_that_changes_is_prepared_anew_a_few_times() -> None:
     assert error_of(attempts.failed(FailureKind.CHANGED, changed, NOW)) is changed
 
 
+def test_a_worker_that_does_not_take_what_was_told_has_nothing_against_the_request() -> None:
+    """A grammar that refuses the tokens: before the first token the same error is the caller's own."""
+    fleet, error = Fleet(), InvalidRequestError("resumed_output", "the grammar does not allow it")
+    attempts, _ = fleet.begun()
+    attempts.first_token(NOW)
+    sent(attempts.failed(DIED, GONE, NOW, sent_tokens=3))
+    told = error_of(attempts.failed(CALLERS, error, NOW, sent_tokens=3))
+    assert isinstance(told, UnavailableError)
+    assert "cannot be gone on with: resumed_output: the grammar" in str(told)
+
+
 def test_an_answer_whose_adapter_changes_ends_in_an_error() -> None:
     fleet = Fleet()
     attempts, _ = fleet.begun()
-    attempts.first_token(NOW)
+    attempts.accepted(0, NOW)
     error = error_of(attempts.failed(FailureKind.CHANGED, AdapterChangedError("loaded anew"), NOW))
     assert isinstance(error, UnavailableError)
     assert "cannot go on" in str(error)
