@@ -143,10 +143,12 @@ def weigh(
     columns: FleetColumns, able: Mask | None, matches: MatchedTokens, demand: Demand, spill_weight: float
 ) -> Costs:
     """Every able row's cost of a request; ``able`` is None where all are. O(rows)."""
-    rates = columns.rates
+    standing = columns.standing(spill_weight)
+    rates = standing.rates
     counted, load_back = _cached(columns, rates, matches, demand.prompt_tokens)
-    uncached = np.array(float(demand.prompt_tokens)) - counted
-    prefill = np.array(2.0 * demand.prompt_tokens) - uncached
+    whole = np.array(float(demand.prompt_tokens))
+    uncached = whole - counted
+    prefill = whole + counted
     prefill *= rates.quadratic
     prefill += rates.linear
     prefill *= uncached
@@ -158,23 +160,21 @@ def weigh(
         uncached + np.array(float(ANSWER_TOKENS * demand.branches)) if most > columns.least_free else None
     )
     lacks = most > columns.least_room_now
-    wait = _wait(columns, rates, needed if lacks else None)
-    crowding = columns.slowed_tokens * rates.linear
-    np.maximum(crowding, columns.slowed_ms, out=crowding)
-    if demand.branches > 1:
-        crowding *= demand.branches
+    wait, crowding, met = standing.wait, standing.crowding, standing.cost
+    if lacks or demand.branches > 1:
+        wait = wait if needed is None else _wait(columns, rates, needed)
+        crowding = crowding * demand.branches
+        met = wait + spill_weight * crowding
     load = None if demand.not_resident is None else rates.adapter_load * demand.not_resident
     eviction = None if needed is None else _eviction(columns, rates, needed, lacks=lacks)
     if load is not None:
         # As far as anyone knows another adapter has to go for it.
         pushed_out = load * ADAPTER_CHAIN
         eviction = pushed_out if eviction is None else eviction + pushed_out
-    compared = prefill + crowding
+    compared = prefill * standing.prefill_share
+    compared += met
     if eviction is not None:
-        compared += eviction
-    compared *= spill_weight
-    compared += prefill
-    compared += wait
+        compared += spill_weight * eviction
     if load_back is not None:
         compared += load_back
     if load is not None:
@@ -212,17 +212,13 @@ def _countable(columns: FleetColumns, matches: MatchedTokens, held: Column, prom
     return counted
 
 
-def _wait(columns: FleetColumns, rates: RateColumns, needed: Column | None) -> Column:
-    """Until a worker turns to the request: the prefill before it, and the decode steps until places or pages that lack are given back. As
-    many of the running must end as have to make room, and they end evenly over an answer's length."""
-    if needed is None and not columns.full_rows:
-        return columns.waiting_prefill_ms
-    steps = columns.place_wait_steps
-    if needed is not None:
-        lacking = needed - columns.room_now
-        lacking *= columns.wait_steps_per_token
-        steps = np.maximum(steps, lacking)
-    wait: Column = steps * rates.decode_step
+def _wait(columns: FleetColumns, rates: RateColumns, needed: Column) -> Column:
+    """Until a worker turns to a request that needs so many tokens: the prefill before it, and the decode steps until places or pages that
+    lack are given back. As many of the running must end as have to make room, and they end evenly over an answer's length."""
+    lacking = needed - columns.room_now
+    lacking *= columns.wait_steps_per_token
+    wait: Column = np.maximum(columns.place_wait_steps, lacking)
+    wait *= rates.decode_step
     wait += columns.waiting_prefill_ms
     return wait
 

@@ -7,7 +7,7 @@ A row is a small number that lives as long as the router knows the worker; rows 
 measured is taken from the mean of those that have (a fleet is mostly alike), and from a prior where none has.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,26 @@ _COLUMNS: Final = 16
 
 BOTH_SIDES: Final = 2
 """Two answers that are decoded together each slow the other."""
+
+
+class Standing(NamedTuple):
+    """What a request with one answer meets at each worker, whatever its prompt: milliseconds by row. A decision changes one row of it."""
+
+    rates: RateColumns
+    spill_weight: float
+    """What it was made with."""
+
+    wait: Column
+    """Until a worker turns to it, as long as no pages lack."""
+
+    crowding: Column
+    """The slowing of the answers that are decoded beside its own."""
+
+    cost: Column
+    """``wait + spill_weight * crowding``."""
+
+    prefill_share: Column
+    """How much a millisecond of prefill counts: once for the request, and by the weight for everyone else. An array of no dimension."""
 
 
 class FleetColumns:
@@ -89,11 +109,9 @@ class FleetColumns:
         self._least_room: float | None = None
         self._least_room_now: float | None = None
         self._least_free: float | None = None
+        self._standing: Standing | None = None
         self.rows = 0
         """Rows are below this; all columns are so long."""
-
-        self.full_rows = 0
-        """Rows whose places are all taken."""
 
         self._cut_columns()
 
@@ -151,16 +169,15 @@ class FleetColumns:
     ) -> None:
         """How fast a worker has measured itself to be; 0 where it has not. The first two are one curve: computing the tokens from ``a`` to
         ``b`` of a prompt takes ``first * (b - a) + second * (b**2 - a**2)`` milliseconds."""
-        self._rates.set(
-            row,
-            (
-                prefill_ms_per_token,
-                prefill_ms_per_token2,
-                decode_step_ms,
-                load_back_ms_per_token,
-                adapter_load_ms,
-            ),
+        told = (
+            prefill_ms_per_token,
+            prefill_ms_per_token2,
+            decode_step_ms,
+            load_back_ms_per_token,
+            adapter_load_ms,
         )
+        if self._rates.set(row, told):
+            self._standing = None
 
     def set_load(self, row: int, *, in_flight: int, waiting_prefill_ms: float, decode_work_ms: float) -> None:
         """What a worker has accepted and not done: requests, prefill that stands before a new one, decoding still expected."""
@@ -168,10 +185,14 @@ class FleetColumns:
         self.slowed_tokens[row] = BOTH_SIDES * ANSWER_TOKENS * in_flight
         over = (in_flight + 1) * self.per_place.item(row) - 1.0
         steps = over * self.answer_tokens.item(row) if over > 0.0 else 0.0
-        self.full_rows += (steps > 0.0) - (self.place_wait_steps.item(row) > 0.0)
         self.place_wait_steps[row] = steps
         self.waiting_prefill_ms[row] = waiting_prefill_ms
-        self.slowed_ms[row] = BOTH_SIDES * decode_work_ms
+        self.slowed_ms[row] = slowed_ms = BOTH_SIDES * decode_work_ms
+        if self._standing is not None:
+            rates, spill_weight, waits, crowdings, costs, _ = self._standing
+            waits[row] = wait = steps * rates.decode_step.item(row) + waiting_prefill_ms
+            crowdings[row] = crowding = max(self.slowed_tokens.item(row) * rates.linear.item(row), slowed_ms)
+            costs[row] = wait + spill_weight * crowding
 
     def set_pool(self, row: int, *, free_tokens: int, evictable_tokens: int) -> None:
         """Room on a worker's device: empty, and cached but not in use; its facts are known by then. Before this, room is taken for
@@ -211,6 +232,17 @@ class FleetColumns:
     def rates(self) -> RateColumns:
         """The workers' rates, filled in where they were not measured. O(1), and O(rows) after a change while some were not."""
         return self._rates.filled()
+
+    def standing(self, spill_weight: float) -> Standing:
+        """What a request meets whatever its prompt. O(1), and O(rows) after a change of rates or with another weight than before."""
+        rates, standing = self._rates.filled(), self._standing
+        if standing is None or standing.rates is not rates or standing.spill_weight != spill_weight:
+            wait = self.place_wait_steps * rates.decode_step + self.waiting_prefill_ms
+            crowding = np.maximum(self.slowed_tokens * rates.linear, self.slowed_ms)
+            cost, prefill_share = wait + spill_weight * crowding, np.array(1.0 + spill_weight)
+            standing = Standing(rates, spill_weight, wait, crowding, cost, prefill_share)
+            self._standing = standing
+        return standing
 
     @property
     def whole_unit(self) -> int:
@@ -284,3 +316,4 @@ class FleetColumns:
         self.usable: Mask = self._usable[: self.rows]
         self.name_hash: npt.NDArray[np.uint64] = self._name_hash[: self.rows]
         self._rates.cut(self.rows)
+        self._standing = None

@@ -72,9 +72,12 @@ class MeasuredRates:
         self._open -= 1
         self._filled = None
 
-    def set(self, row: int, rates: tuple[float, ...]) -> None:
-        """What a row's worker has measured, in the order of ``RateColumns``. O(1)."""
-        for rate, (old, new) in enumerate(zip(self._table[:, row].tolist(), rates, strict=True)):
+    def set(self, row: int, rates: tuple[float, ...]) -> bool:
+        """What a row's worker has measured, in the order of ``RateColumns``; False when that is known. O(1)."""
+        known = tuple(self._table[:, row].tolist())
+        if known == rates:
+            return False
+        for rate, (old, new) in enumerate(zip(known, rates, strict=True)):
             if old == new:
                 continue
             self._sums[rate] += new - old
@@ -84,6 +87,7 @@ class MeasuredRates:
             if not (old and new) or self._counts[rate] < self._open:
                 self._filled = None
         self._table[:, row] = rates
+        return True
 
     def cut(self, rows: int) -> None:
         """Columns are so long from now on, longer than before. O(1), but for doubling."""

@@ -81,9 +81,10 @@ def cheapest(choice: Choice) -> Pick:
     home = choice.demand.home_row
     if home is not None and choice.affinity_ms and compared[home] - choice.affinity_ms <= compared[best]:
         return Pick(home, was_tie=False)
-    rows = (compared <= compared.item(best) * (1.0 + TIE_SHARE)).nonzero()[0]
+    rows = (compared <= np.array(compared.item(best) * (1.0 + TIE_SHARE))).nonzero()[0]
     if len(rows) > 1:
-        rows = rows[costs.counted[rows] == costs.counted.item(best)]
+        counted = costs.counted[rows]
+        rows = rows[counted == np.array(costs.counted.item(best))]
         if costs.adapter_load is not None:
             rows = rows[(costs.adapter_load[rows] > 0.0) == (costs.adapter_load.item(best) > 0.0)]
     if len(rows) == 1:

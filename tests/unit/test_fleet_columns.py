@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from prefixmesh.errors import OverloadedError
@@ -208,3 +208,45 @@ def test_usable_and_facts_may_come_in_any_order() -> None:
     columns.set_facts(row, match_unit=16, places=8, context_length=4096, total_tokens=0)
     assert columns.least_room == 4096
     assert np.isclose(columns.units_per_token[row] * columns.match_unit[row], 1.0)
+
+
+CHANGE = st.one_of(
+    st.tuples(st.just("load"), st.integers(0, 9), st.integers(0, 40), st.sampled_from([0.0, 3.5, 1200.0])),
+    st.tuples(st.just("rates"), st.integers(0, 9), st.integers(0, 2), st.sampled_from([0.0, 0.2, 31.0])),
+    st.tuples(st.just("open"), st.integers(0, 9), st.just(0), st.just(0.0)),
+    st.tuples(st.just("close"), st.integers(0, 9), st.just(0), st.just(0.0)),
+    st.tuples(st.just("ask"), st.just(0), st.just(0), st.sampled_from([0.25, 1.0])),
+)
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(changes=st.lists(CHANGE, max_size=30))
+@example(changes=[("rates", 0, 1, 0.2), ("load", 0, 3, 0.0), ("rates", 0, 2, 31.0)])
+def test_what_a_request_meets_is_kept_row_by_row_as_if_worked_out_anew(
+    changes: list[tuple[str, int, int, float]],
+) -> None:
+    """Loads change one row of it, and rates all: in whatever order, it is what the columns themselves make."""
+    columns, spill_weight = FleetColumns(), 1.0
+    rows: list[int] = []
+    for number, (kind, which, count, value) in enumerate([("open", 0, 0, 0.0), *changes]):
+        row = rows[which % len(rows)] if rows else None
+        match kind:
+            case "open":
+                row = columns.open_row(f"w{number}")
+                columns.set_facts(row, match_unit=16, places=8, context_length=4096, total_tokens=0)
+                rows.append(row)
+            case "close" if row is not None:
+                rows.remove(row)
+                columns.close_row(row)
+            case "load" if row is not None:
+                columns.set_load(row, in_flight=count, waiting_prefill_ms=value, decode_work_ms=7.0 * count)
+            case "rates" if row is not None:
+                set_rates(columns, row, 0.1 * count, 0.0, value, 0.0, 0.0)
+            case "ask":
+                spill_weight = value
+        met, rates = columns.standing(spill_weight), columns.rates
+        wait = columns.place_wait_steps * rates.decode_step + columns.waiting_prefill_ms
+        crowding = np.maximum(columns.slowed_tokens * rates.linear, columns.slowed_ms)
+        assert np.array_equal(met.wait, wait)
+        assert np.array_equal(met.crowding, crowding)
+        assert np.array_equal(met.cost, wait + spill_weight * crowding)
