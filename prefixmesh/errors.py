@@ -19,6 +19,7 @@
     ├── BudgetError                 RESOURCE_EXHAUSTED  no: once something that counts against it is given up
     ├── AdapterChangedError         ABORTED             yes: the adapter was loaded anew or unloaded meanwhile
     ├── UnavailableError            UNAVAILABLE         yes: no worker is ready, or it died
+    │   ├── StoppingError                               yes: elsewhere, or here once it is back
     │   ├── FrameError                                  yes: front and engine lost each other
     │   └── DeviceLostError                             yes: the worker's GPU stopped working; the worker ends
     ├── DeadlineError               DEADLINE_EXCEEDED   with a longer deadline
@@ -169,6 +170,12 @@ class UnavailableError(PrefixmeshError):
     status = "UNAVAILABLE"
     reason = "UNAVAILABLE"
     retryable = True
+
+
+class StoppingError(UnavailableError):
+    """The server is leaving: it takes nothing new, and ends what it still has. Another is there, or soon will be."""
+
+    reason = "STOPPING"
 
 
 class FrameError(UnavailableError):

@@ -15,7 +15,13 @@ from prefixmesh.answer_record import AnswerRecord, LivedTimes
 from prefixmesh.client.answer_builder import AnswerBuilder
 from prefixmesh.client.direct import DirectPlan, RouteMemory
 from prefixmesh.client.ride import Broken, Failure, Ride
-from prefixmesh.errors import AdapterChangedError, OverloadedError, UnavailableError, UnsupportedError
+from prefixmesh.errors import (
+    AdapterChangedError,
+    OverloadedError,
+    StoppingError,
+    UnavailableError,
+    UnsupportedError,
+)
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import router_pb2
 
@@ -120,7 +126,7 @@ class Course:
         assert self._memory is not None
         if isinstance(broken.error, UnsupportedError):
             self._memory.no_route(now_s)
-        elif broken.failure in (Failure.DIED, Failure.UNREACHED) or self._ride.is_waiting:
+        elif broken.failure is not Failure.REFUSED or self._ride.is_waiting or _stops(broken):
             return self._ride.broke(broken, now_s, left_s)
         self._ride.answered()
         self._plan.route_failed(broken.error)
@@ -164,6 +170,10 @@ class Course:
         self._ride.progressed()
         if self._plan is not None:
             self._plan.progressed()
+
+
+def _stops(broken: Broken) -> bool:
+    return isinstance(broken.error, StoppingError)
 
 
 def begin_course(

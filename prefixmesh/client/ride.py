@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from prefixmesh.errors import PrefixmeshError, UnavailableError
+from prefixmesh.errors import PrefixmeshError, StoppingError, UnavailableError
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
@@ -88,6 +88,7 @@ class Ride:
         if broken.failure is Failure.DIED:
             self._memory.has_answered = True
             self._deaths += 1
+        self._memory.has_answered |= broken.failure is Failure.REFUSED
         may_wait = self._rides and self._memory.has_answered and self._deaths <= MAX_ROUTER_DEATHS
         if not may_wait or not self._is_gone(broken):
             raise broken.error
@@ -102,6 +103,7 @@ class Ride:
 
     def _is_gone(self, broken: Broken) -> bool:
         if broken.failure is Failure.REFUSED:
-            # One that has just come back may know no worker yet. At any other time that is its answer.
-            return self.is_waiting and isinstance(broken.error, UnavailableError)
+            # One that leaves is followed by another, and that one may know no worker yet. At any other time that is its answer.
+            stops = isinstance(broken.error, StoppingError)
+            return stops or (self.is_waiting and isinstance(broken.error, UnavailableError))
         return broken.failure is not Failure.CALLERS

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from prefixmesh.errors import CancelledError, OverloadedError, PrefixmeshError, UnavailableError
+from prefixmesh.errors import CancelledError, OverloadedError, PrefixmeshError, StoppingError
 from prefixmesh.ids import RequestId, TenantId
 
 MAX_RUNNING_REQUESTS: Final = 10_000
@@ -56,14 +56,14 @@ class RunningRequests:
         return len(self._requests)
 
     def enter(self, request_id: RequestId, tenant: TenantId) -> "RunningPlace":
-        """A place for one request, held while it is entered. Entering raises UnavailableError once closed, OverloadedError when all
+        """A place for one request, held while it is entered. Entering raises StoppingError once closed, OverloadedError when all
         places are taken."""
         return RunningPlace(self, RunningRequest(request_id, tenant))
 
     def take(self, request: RunningRequest) -> None:
         """A request runs from now on; raises as ``enter`` says. For places."""
         if self._refusal is not None:
-            raise UnavailableError(self._refusal)
+            raise StoppingError(self._refusal)
         if len(self._requests) >= self._limit:
             raise OverloadedError(f"this router is answering {self._limit} requests, which is its limit")
         self._requests[request.request_id] = request
@@ -88,7 +88,7 @@ class RunningRequests:
     def stop_all(self, reason: str) -> None:
         """End every running request with UNAVAILABLE."""
         for request in list(self._requests.values()):
-            request.stop(UnavailableError(reason))
+            request.stop(StoppingError(reason))
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no request runs; False when that took longer than ``timeout_s``."""
