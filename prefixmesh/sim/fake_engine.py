@@ -122,10 +122,15 @@ def build_fake_engine(
     total_tokens = config.max_total_tokens or DEFAULT_POOL_TOKENS
     pages = total_tokens // config.page_size
     allocator, recorder = PageAllocator(pages), CacheRecorder()
+    rates = EngineRates(
+        prefill_tokens_per_s=1e3 * RATED_PROMPT_TOKENS / _rated_prefill_ms(timing),
+        decode_step_ms=timing.decode_step_ms(1, RATED_PROMPT_TOKENS),
+    )
     scheduler = NotedScheduler(
         _scheduler_config(config, identity, decode_room_tokens),
         allocator,
         make_prefix_cache(config.prefix_cache, allocator, config.page_size, cache_options(config, recorder)),
+        rates,
     )
     runner = FakeRunner(
         scheduler, timing, engine_time, vocab_size=identity.vocab_size, never=identity.eos_token_ids
@@ -134,10 +139,7 @@ def build_fake_engine(
         info=_info(config, identity, pages, scheduler.token_limit),
         scheduler=scheduler,
         runner=runner,
-        rates=EngineRates(
-            prefill_tokens_per_s=1e3 * RATED_PROMPT_TOKENS / _rated_prefill_ms(timing),
-            decode_step_ms=timing.decode_step_ms(1, RATED_PROMPT_TOKENS),
-        ),
+        rates=rates,
         queue_timeout_s=config.queue_timeout_s,
         recorder=recorder,
         clock=engine_time.now,

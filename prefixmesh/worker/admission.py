@@ -20,8 +20,10 @@ import numpy.typing as npt
 from prefixmesh.config import SchedulePolicy
 from prefixmesh.worker.prompt_order import PromptOrder, Role
 from prefixmesh.worker.queue_deadlines import QueueDeadlines
+from prefixmesh.worker.queue_pace import QueuePace
 from prefixmesh.worker.request import Phase, Request
 from prefixmesh.worker.waiting_line import WaitingLine
+from prefixmesh.worker.waiting_ranks import WaitingRanks
 
 ONE_LINE: Final = 0
 
@@ -44,8 +46,10 @@ class AdmissionQueue:
         max_passed_over: int,
         page_size: int,
         peek: Callable[[Request], int],
+        expect_s: Callable[[Request, int], float] = lambda request, cached_tokens: 0.0,
     ) -> None:
-        """``peek`` tells how many tokens of a request are cached now."""
+        """``peek`` tells how many tokens of a request are cached now, ``expect_s`` how many seconds it takes at least from its admission to
+        its end where so many are."""
         self.policy: SchedulePolicy = policy
         self.max_passed_over = max_passed_over
         self.peek = peek
@@ -55,7 +59,10 @@ class AdmissionQueue:
 
         self.resuming: dict[int, Request] = {}
         self._max_queued = max_queued
+        self._expect_s = expect_s
         self._waiting: dict[int, Request] = {}
+        self._ranks = WaitingRanks()
+        self._pace = QueuePace()
         self._deadlines = QueueDeadlines()
         self._arrivals = 0
         self._turn = 0
@@ -84,9 +91,11 @@ class AdmissionQueue:
         self._arrivals += 1
         request.number = self._arrivals
         self._waiting[request.number] = request
-        line = self._line_of(request)
+        line, cached_tokens = self._line_of(request), self.peek(request)
         self.lines.setdefault(line, WaitingLine()).add(request)
-        self.order.add(request, Role.WAITING, line, self.peek(request))
+        self.order.add(request, Role.WAITING, line, cached_tokens)
+        self._ranks.add(request)
+        request.latest_begin = request.due_at - self._expect_s(request, cached_tokens)
         self._deadlines.add(request)
         self._deadlines.forget_others(len(self._waiting))
 
@@ -110,8 +119,22 @@ class AdmissionQueue:
             self._leave(request, admitted=False)
 
     def take_expired(self, now: float) -> list[Request]:
-        """Those that have waited as long as they may, still queued. O(expired log queue)."""
+        """Those that have waited as long as they may, or can, still queued. O(expired log queue)."""
         return self._deadlines.take_expired(now)
+
+    def gives_way_to(self, priority: int) -> Request | None:
+        """Who leaves a full queue for a newcomer of ``priority``, still queued; None when nobody does. O(different priorities)."""
+        return self._ranks.last_below(priority)
+
+    def moved_on(self, admitted: int, now: float) -> None:
+        """A step admitted so many."""
+        self._pace.admitted(admitted, now)
+        if not self._waiting:
+            self._pace.idle()
+
+    def retry_after_s(self, now: float) -> float | None:
+        """When somebody who finds the queue full may come back; None where it has not been seen to move. O(1)."""
+        return self._pace.retry_after_s(self._max_queued, now)
 
     def open_round(self, holders: Iterable[Request], hold_min_tokens: int | None) -> "AdmissionRound":
         """The candidates of one step; ``holders`` prefill and will offer what they compute. Without ``hold_min_tokens`` nobody is
@@ -144,6 +167,7 @@ class AdmissionQueue:
             and len(self._waiting) == in_lines
             and rows == len(self)
             and all(line.passed_over <= self.max_passed_over for line in self.lines.values())
+            and len(self._ranks) == sum(request.may_give_way for request in self._waiting.values())
         )
 
     def requests(self) -> list[Request]:
@@ -159,6 +183,7 @@ class AdmissionQueue:
         elif admitted:
             self._turn += 1
         del self._waiting[request.number]
+        self._ranks.remove(request)
         name = self._line_of(request)
         line = self.lines[name]
         line.remove(request, admitted=admitted)

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from prefixmesh.errors import (
     CancelledError,
+    DeadlineError,
     InternalError,
     InvalidRequestError,
     OverloadedError,
@@ -125,6 +126,8 @@ def _problem(event: Ended) -> PrefixmeshError | None:
             return OverloadedError(event.error or "the engine has no room for this request")
         case "queue_timeout":
             return QueueTimeoutError(event.error or "the request waited as long as its queue timeout allows")
+        case "too_late":
+            return DeadlineError("it waited so long that its answer could not have ended before its deadline")
         case "aborted":
             return CancelledError("the request was aborted")
         case "stop" | "length":
@@ -134,4 +137,4 @@ def _problem(event: Ended) -> PrefixmeshError | None:
 def _refusal(event: Refused) -> PrefixmeshError:
     if event.field:
         return InvalidRequestError(event.field, event.problem)
-    return OverloadedError(event.problem)
+    return OverloadedError(event.problem, event.retry_after_s)

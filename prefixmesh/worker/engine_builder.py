@@ -37,6 +37,9 @@ def build_engine(
     opened = open_model(files, config, progress)
     allocator = PageAllocator(opened.sums.num_pages)
     recorder = CacheRecorder() if recorder is None else recorder
+    rates = EngineRates(
+        prefill_tokens_per_s=opened.rates.prefill_tokens_per_s, decode_step_ms=opened.rates.decode_step_ms
+    )
     scheduler = Scheduler(
         SchedulerConfig(
             max_running_requests=config.max_running_requests,
@@ -51,6 +54,7 @@ def build_engine(
         ),
         allocator,
         make_prefix_cache(config.prefix_cache, allocator, config.page_size, cache_options(config, recorder)),
+        rates,
     )
     desk = _open_desk(config, opened, progress)
     info = EngineInfo(
@@ -70,9 +74,6 @@ def build_engine(
         prefill_shape=PrefillShape.of(opened.config),
         linear_sizes=LinearSizes.of(opened.config),
         adapters=desk.infos(),
-    )
-    rates = EngineRates(
-        prefill_tokens_per_s=opened.rates.prefill_tokens_per_s, decode_step_ms=opened.rates.decode_step_ms
     )
     return EngineCore(
         info=info,

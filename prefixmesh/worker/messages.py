@@ -4,6 +4,7 @@ Plain msgspec structs, so that the two may be threads or processes: ``engine_cli
 step travel together in one ``StepEvents`` frame.
 """
 
+import math
 from typing import Literal
 
 import msgspec
@@ -12,9 +13,10 @@ from prefixmesh.cache.ledger import LedgerRow
 from prefixmesh.model_files.linear_sizes import NO_LINEARS, LinearSizes
 from prefixmesh.worker.prefill_savings import PrefillShape
 
-EndReason = Literal["stop", "length", "aborted", "failed", "no_room", "queue_timeout"]
+EndReason = Literal["stop", "length", "aborted", "failed", "no_room", "queue_timeout", "too_late"]
 """``no_room``: the KV pool has too few pages that this request may have, and nobody runs who would give some back.
-``queue_timeout``: it has waited for its first admission as long as it may."""
+``queue_timeout``: it has waited for its first admission as long as it may. ``too_late``: it has waited so long that it could not be answered
+before its caller's deadline any more."""
 
 
 class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +137,11 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     queue_timeout_s: float = 0.0
     """Seconds until it gives up its first admission; 0 is the engine's own limit, infinity none, not the engine's either."""
-    """Most seconds to wait for the first admission; 0 leaves it to the engine's own limit."""
+    time_left_s: float = math.inf
+    """Seconds until the caller's deadline. What cannot be answered by then is not begun with."""
+
+    is_follower: bool = False
+    """Of several branches of a call, not the first: what it waits for is the first one's business, and it gives way with that alone."""
 
     adapter: str = ""
     """Digest of the LoRA adapter to answer with (``AdapterInfo.digest``); empty is the base model. ``namespace`` must be
@@ -244,6 +250,9 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     request_id: str
     field: str
     problem: str
+    retry_after_s: float | None = None
+    """Where the engine is full: after so many seconds a place is expected; None where that is not known."""
+
     adapter_left: bool = False
     """No name means the adapter's content any more: it was loaded anew or unloaded since the request was prepared."""
 

@@ -1,4 +1,7 @@
-"""Until when requests may wait for their first admission: the earliest deadline first, so that looking costs what has expired. Pure."""
+"""Until when requests may wait for their first admission: the earliest limit first, so that looking costs what has expired. Pure.
+
+There are two: how long somebody wants a request to wait at most, and when it must begin so that its answer ends before its caller's deadline.
+"""
 
 import heapq
 import math
@@ -20,9 +23,10 @@ class QueueDeadlines:
         return len(self._entries)
 
     def add(self, request: Request) -> None:
-        """Watch a request, if it has a deadline. O(log waiting)."""
-        if request.queue_deadline != math.inf:
-            heapq.heappush(self._entries, (request.queue_deadline, request.number, request))
+        """Watch a request, if it has a limit. O(log waiting)."""
+        limit = min(request.queue_deadline, request.latest_begin)
+        if limit != math.inf:
+            heapq.heappush(self._entries, (limit, request.number, request))
 
     def take_expired(self, now: float) -> list[Request]:
         """Those whose time is over and that were never admitted, the earliest first. O(expired log waiting)."""

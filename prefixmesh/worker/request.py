@@ -89,6 +89,15 @@ class Request:
     queue_deadline: float
     """When it ends if it was never admitted by then; infinity without a limit."""
 
+    due_at: float
+    """Its caller's deadline; infinity without one."""
+
+    latest_begin: float = math.inf
+    """When its deadline cannot be met any more; given by the queue."""
+
+    may_give_way: bool = True
+    """Whether it may leave the queue for somebody of a higher priority: it is not part of an answer that has begun."""
+
     number: int = 0
     """Its place in the order of arrival, given by the queue."""
 
@@ -155,6 +164,8 @@ class Request:
             grammar=grammar,
             arrived_at=now,
             queue_deadline=queue_deadline,
+            due_at=now + command.time_left_s,
+            may_give_way=not (command.is_follower or command.resumed),
             page_table=np.zeros(-(-total // page_size), dtype=np.int32),
         )
 

@@ -22,6 +22,7 @@ from prefixmesh.worker.admitter import Admitter
 from prefixmesh.worker.answer_grammar import AnswerGrammar
 from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.decode_growth import grow_decoders
+from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.kv_manager import KvManager
 from prefixmesh.worker.messages import Admitted, EndReason, Event, Refused, Submit, TokenLogprobs, TokensOut
 from prefixmesh.worker.output_estimate import OutputEstimate
@@ -61,8 +62,16 @@ class Step:
 class Scheduler:
     """Continuous batching with chunked prefill over one KV pool."""
 
-    def __init__(self, config: SchedulerConfig, allocator: PageAllocator, cache: PrefixCache) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        allocator: PageAllocator,
+        cache: PrefixCache,
+        rates: EngineRates | None = None,
+    ) -> None:
+        """``rates`` tell how long a request will take; without them only what is past its deadline is too late."""
         self._config = config
+        self._rates = EngineRates() if rates is None else rates
         self.kv = KvManager(allocator, cache)
         self.ledger = CacheLedger()
         """What the prompts of all requests found in the cache, each counted at its first admission."""
@@ -73,6 +82,7 @@ class Scheduler:
             max_passed_over=config.max_passed_over,
             page_size=self.kv.page_size,
             peek=self.kv.peek,
+            expect_s=self._least_s,
         )
         self._batch = RunningBatch()
         self.estimate = OutputEstimate(config.decode_room_tokens)
@@ -123,11 +133,12 @@ class Scheduler:
         return events
 
     def submit(self, command: Submit, now: float, grammar: AnswerGrammar | None = None) -> None:
-        """Queue a request, or refuse it at once: what can never fit, and one more than the queue holds.
+        """Queue a request, or refuse it at once: what can never fit, and one more than the queue holds. Of a full queue somebody of lower
+        priority is refused in its place.
 
         A prompt of exactly ``token_limit`` tokens is served with ``max_tokens`` 0. O(prompt).
         """
-        refusal = self._refusal(command)
+        refusal = self._refusal(command, now)
         if refusal is not None:
             self._events.append(refusal)
             return
@@ -153,7 +164,8 @@ class Scheduler:
         """Decide the next step; None when there is nothing to compute. Every running request is in it at most once, and a
         decoding one always. Cost O(running), and what ``Admitter.admit`` says while there is room."""
         for request in self._queue.take_expired(now):
-            self._end(request, "queue_timeout", now)
+            by_timeout = request.queue_deadline <= request.latest_begin
+            self._end(request, "queue_timeout" if by_timeout else "too_late", now)
         if not self._grow(now):
             # Right after a preemption nobody is admitted: the pages just freed are for those who were short.
             self._admit(now)
@@ -218,14 +230,35 @@ class Scheduler:
         self._queue.order.forget_cached()
         self._admitter.may_fit_now()
 
-    def _refusal(self, command: Submit) -> Refused | None:
+    def _refusal(self, command: Submit, now: float) -> Refused | None:
         if command.request_id in self._requests:
             return Refused(request_id=command.request_id, field="request_id", problem=IN_USE)
         refusal = find_refusal(command, token_limit=self.token_limit, vocab_size=self._config.vocab_size)
-        if refusal is None and self._queue.full:
+        if refusal is not None or not self._queue.full:
+            return refusal
+        giving_way = self._queue.gives_way_to(command.priority)
+        if giving_way is None:
             problem = f"{self._config.max_queued_requests} requests are waiting already"
-            return Refused(request_id=command.request_id, field="", problem=problem)
-        return refusal
+            return self._full(command.request_id, problem, now)
+        self._queue.remove(giving_way)
+        giving_way.phase = Phase.ENDED
+        del self._requests[giving_way.request_id]
+        problem = "its place in a full queue went to a request of higher priority"
+        self._events.append(self._full(giving_way.request_id, problem, now))
+        return None
+
+    def _full(self, request_id: str, problem: str, now: float) -> Refused:
+        after_s = self._queue.retry_after_s(now)
+        return Refused(request_id=request_id, field="", problem=problem, retry_after_s=after_s)
+
+    def _least_s(self, request: Request, cached_tokens: int) -> float:
+        """Seconds that a request takes from its admission to its end, if its answer is half as long as answers have been lately. O(1)."""
+        rates, length = self._rates, request.length
+        prefill_ms = rates.prefill_ms_per_token * (length - cached_tokens)
+        prefill_ms += rates.prefill_ms_per_token2 * (length**2 - cached_tokens**2)
+        most = request.max_tokens - request.output_tokens
+        steps = max(0.0, min(most, self.estimate.mean_tokens / 2) - 1.0)
+        return (prefill_ms + steps * rates.decode_step_ms) / _MS_PER_S
 
     def _grow(self, now: float) -> bool:
         """Room for the decoding requests' next tokens; returns whether that took a preemption."""
@@ -249,6 +282,7 @@ class Scheduler:
         while (admissions := self._admitter.admit(now)).roomless is not None:
             # What the others' floors keep, nobody will give back.
             self._end(admissions.roomless, "no_room", now, NO_ROOM)
+        self._queue.moved_on(len(admissions.started), now)
         for request in admissions.started:
             if request.admitted_at is None:
                 request.admitted_at = now

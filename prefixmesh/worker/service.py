@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -117,7 +117,7 @@ class InferenceService:
         with self._enter(caller, request.branches) as places:
             for tries_left in reversed(range(MAX_PREPARATIONS)):
                 prepared = await self._prepare(caller, request, arrived)
-                _check_deadline(context.time_remaining())
+                prepared = _due(prepared, context.time_remaining())
                 answer = self._begin(request, prepared.head)
                 try:
                     async with aclosing(self._logged(request, prepared, answer, places, arrived)) as messages:
@@ -318,9 +318,14 @@ class _Places(NamedTuple):
     load: LoadPlace
 
 
-def _check_deadline(time_left_s: float | None) -> None:
-    if time_left_s is not None and time_left_s <= 0:
+def _due(prepared: Prepared, time_left_s: float | None) -> Prepared:
+    """The same with what its deadline leaves it; raises DeadlineError where that is nothing."""
+    if time_left_s is None:
+        return prepared
+    if time_left_s <= 0:
         raise DeadlineError("the deadline passed while the prompt was being built")
+    submits = tuple(msgspec.structs.replace(submit, time_left_s=time_left_s) for submit in prepared.submits)
+    return replace(prepared, submits=submits)
 
 
 def _branch_submits(submit: Submit, resumed: Sequence[bytes]) -> tuple[Submit, ...]:
@@ -336,6 +341,7 @@ def _branch_submits(submit: Submit, resumed: Sequence[bytes]) -> tuple[Submit, .
             sampling=msgspec.structs.replace(submit.sampling, seed=branch_seed(seed, branch)),
             resumed=packed,
             queue_timeout_s=math.inf if branch else submit.queue_timeout_s,
+            is_follower=branch > 0,
         )
         for branch, (engine_id, packed) in enumerate(
             zip(branch_ids(RequestId(submit.request_id), len(resumed)), resumed, strict=True)

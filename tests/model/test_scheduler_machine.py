@@ -7,6 +7,8 @@ The ledger must have counted the prompts of those that were admitted, each once,
 Branches of a call come together, priorities differ, and some may not wait for long. Owners share prefixes and may have quotas: then some request may find no room, and must end so.
 """
 
+import math
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -46,6 +48,7 @@ REQUESTS = st.tuples(
     st.sampled_from([(), (), (7, 21, 38)]),
     st.sampled_from(["a", "b", ""]),
     st.integers(-1, 1),
+    st.sampled_from([math.inf, math.inf, math.inf, 20.0]),
 )
 
 
@@ -101,13 +104,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.namespaces: dict[str, bytes] = {}
         self.idle_steps = 0
         self.may_time_out = queue_timeout_s > 0
+        self.due: set[str] = set()
         self.aborted: set[str] = set()
         self.failed: set[str] = set()
 
     @rule(burst=st.lists(REQUESTS, min_size=1, max_size=4))
-    def submit(self, burst: list[tuple[int, list[int], int, bytes, tuple[int, ...], str, int]]) -> None:
+    def submit(
+        self, burst: list[tuple[int, list[int], int, bytes, tuple[int, ...], str, int, float]]
+    ) -> None:
         """Several at once, mostly with much of their prompts in common."""
-        for common, tail, max_tokens, namespace, stop, owner, priority in burst:
+        for common, tail, max_tokens, namespace, stop, owner, priority, time_left_s in burst:
             prompt = [0] * common + tail
             request_id = f"r{len(self.prompts)}"
             output = expected_output(prompt, max_tokens)
@@ -122,12 +128,15 @@ class SchedulerMachine(RuleBasedStateMachine):
                 stop_token_ids=stop,
                 owner=owner,
                 priority=priority,
+                time_left_s=time_left_s,
             )
+            if time_left_s < math.inf:
+                self.due.add(request_id)
 
     @rule(common=st.integers(1, 8), branches=st.integers(2, 4), max_tokens=st.integers(1, 8))
     def branch(self, common: int, branches: int, max_tokens: int) -> None:
         """One prompt several times at once, as the branches of a call are."""
-        self.submit([(common, [], max_tokens, NAMESPACE_A, (), "a", 0)] * branches)
+        self.submit([(common, [], max_tokens, NAMESPACE_A, (), "a", 0, math.inf)] * branches)
 
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:
@@ -152,7 +161,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def fill(self, common: int, namespace: bytes, data: st.DataObject) -> None:
         """All that runs ends, and a prompt stays cached on somebody's account."""
         owner, tail = data.draw(st.sampled_from(["a", "b"])), data.draw(st.integers(0, 1))
-        self.submit([(common, [tail], 0, namespace, (), owner, 0)])
+        self.submit([(common, [tail], 0, namespace, (), owner, 0, math.inf)])
         self._run_to_the_end()
 
     @precondition(lambda self: self.prompts)
@@ -240,6 +249,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         elif last.reason == "queue_timeout":
             assert self.may_time_out
             assert events == [last], "whoever was admitted in time is served"
+        elif last.reason == "too_late":
+            assert request_id in self.due
+            assert events == [last], "whoever was admitted is computed until its caller leaves"
         elif last.reason == "no_room":
             assert self.may_lack_room
         else:

@@ -43,12 +43,12 @@ ways = pytest.mark.parametrize("routed", [False, True], ids=["direct", "routed"]
 
 @asynccontextmanager
 async def stub_of(worker: Worker, *, routed: bool) -> AsyncIterator[Any]:
-    """The worker's Inference, or that of a router before it, whose load is 0 at the end."""
+    """The worker's Inference, or that of a router before it, whose load is 0 at the end. It takes also what cannot end in time."""
     async with AsyncExitStack() as stack:
         if not routed:
             yield worker.inference
             return
-        router = await stack.enter_async_context(router_before(worker, scripted_model()))
+        router = await stack.enter_async_context(router_before(worker, scripted_model(), max_wait_s=0.0))
         yield router.inference
         await eventually(lambda: router.loads() == [0])
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from prefixmesh.config import RouterConfig
+from prefixmesh.config import DEFAULT_MAX_WAIT_S, RouterConfig
 from prefixmesh.router.model import RouterModel
 from prefixmesh.router.server import RouterServer
 from prefixmesh.rpc.channel import open_channel
@@ -33,11 +33,13 @@ def scripted_model(context_length: int = INFO.context_length) -> RouterModel:
 
 
 @asynccontextmanager
-async def router_before(worker: Worker, model: RouterModel | str) -> AsyncIterator[Router]:
+async def router_before(
+    worker: Worker, model: RouterModel | str, *, max_wait_s: float = DEFAULT_MAX_WAIT_S
+) -> AsyncIterator[Router]:
     """A router in front of one worker, with a model of the test's or the files of one."""
     name = model if isinstance(model, str) else model.name
     server = RouterServer(
-        RouterConfig(workers=(worker.bound.address,), model=name),
+        RouterConfig(workers=(worker.bound.address,), model=name, max_wait_s=max_wait_s),
         worker.secret,
         model=None if isinstance(model, str) else model,
     )

@@ -1,5 +1,6 @@
 """A scheduler with a real cache over a fake model, driven step by step by tests."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from prefixmesh.cache.ledger import CacheLedger
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.radix_cache import DEFAULT_OPTIONS, RadixOptions
 from prefixmesh.config import PrefixCacheKind, SchedulePolicy
+from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.messages import (
     Admitted,
     Ended,
@@ -68,6 +70,9 @@ def submit_command(
     owner: str = "",
     priority: int = 0,
     queue_timeout_s: float = 0.0,
+    time_left_s: float = math.inf,
+    is_follower: bool = False,
+    resumed: Sequence[int] = (),
 ) -> Submit:
     return Submit(
         request_id=request_id,
@@ -77,6 +82,9 @@ def submit_command(
         owner=owner,
         priority=priority,
         queue_timeout_s=queue_timeout_s,
+        time_left_s=time_left_s,
+        is_follower=is_follower,
+        resumed=tokens.pack(resumed),
     )
 
 
@@ -101,6 +109,7 @@ class Bench:
         queue_timeout_s: float = 0.0,
         options: RadixOptions = DEFAULT_OPTIONS,
         check_each: bool = True,
+        rates: EngineRates | None = None,
     ) -> None:
         self._check_each = check_each
         self.allocator = PageAllocator(total_pages)
@@ -121,6 +130,7 @@ class Bench:
             ),
             self.allocator,
             self.cache,
+            rates,
         )
         self.model = FakeModel(total_pages, page_size)
         self.now = 0.0
@@ -137,6 +147,9 @@ class Bench:
         owner: str = "",
         priority: int = 0,
         queue_timeout_s: float = 0.0,
+        time_left_s: float = math.inf,
+        is_follower: bool = False,
+        resumed: Sequence[int] = (),
     ) -> None:
         command = submit_command(
             request_id,
@@ -147,6 +160,9 @@ class Bench:
             owner=owner,
             priority=priority,
             queue_timeout_s=queue_timeout_s,
+            time_left_s=time_left_s,
+            is_follower=is_follower,
+            resumed=resumed,
         )
         self.scheduler.submit(command, self._tick())
         self._after()
