@@ -59,16 +59,26 @@ class DetachedFleet:
 
     async def start(self) -> Endpoints:
         """Have a supervisor bring the fleet up; raises what it fails with."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
         from prefixmesh.fleet.supervisor_actor import SupervisorActor, SupervisorOrder
 
+        home = self._ray.get_runtime_context().get_node_id()
         order = SupervisorOrder(
             plan=self._plan,
             secret=self._secret.raw,
             namespace=self.namespace,
-            home_node=self._ray.get_runtime_context().get_node_id(),
+            home_node=home,
             address=self._session.address,
         )
-        options = {"name": SUPERVISOR, "namespace": self.namespace, "lifetime": "detached", "num_cpus": 0}
+        options = {
+            "name": SUPERVISOR,
+            "namespace": self.namespace,
+            "lifetime": "detached",
+            "num_cpus": 0,
+            # Beside the router, whose death it must notice soonest; elsewhere when that node is gone.
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(home, soft=True),
+        }
         self._actor = self._ray.remote(SupervisorActor).options(max_restarts=-1, **options).remote(order)
         self._listening = asyncio.create_task(self._listen())
         try:

@@ -6,6 +6,7 @@ controller keeps its checkpoint too. A restarted one reads the note, finds the a
 
 import asyncio
 import logging
+import os
 import secrets
 import time
 from collections import deque
@@ -88,6 +89,10 @@ class SupervisorActor:
         if noted is not None:
             self._fleet.resume(shift(decode_parts(noted), -_wall_clock_ahead()))
             self._supervising = asyncio.create_task(self._supervise())
+
+    async def ping(self) -> int:
+        """The actor's process id: it runs."""
+        return os.getpid()
 
     async def start(self) -> Endpoints | StartFailed:
         """Bring the fleet up, and look after it from then on."""

@@ -22,8 +22,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[str]:
+def ray_cluster(cluster: Cluster) -> str:
     """Address of a cluster of three nodes with one CPU each, all on this machine; this process has joined it."""
+    return str(cluster.address)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """The same, to add nodes to and to take some away: leave three."""
     quiet = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -40,7 +46,7 @@ def ray_cluster() -> Iterator[str]:
             cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES, wait=False)
         cluster.wait_for_nodes()
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-        yield cluster.address
+        yield cluster
     finally:
         ray.shutdown()
         cluster.shutdown()
