@@ -35,6 +35,14 @@ TOO_MANY_WHILE_BUSY: Final = 20_000_000
 inserts. An engine that is not idle for a moment before that pauses once rather than growing without bound."""
 
 
+def freeze_what_stays() -> None:
+    """For a process that is about to serve: collect once, and have no collection walk again what is alive, which is as good as all that
+    it will ever keep. What a router's modules and its tokenizer have made takes 29 ms to walk, out of the middle of some request.
+    O(objects alive)."""
+    gc.collect()
+    gc.freeze()
+
+
 class StepCollector:
     """The garbage collection of a process that works in steps; one per process, because the collector is.
 
@@ -43,8 +51,7 @@ class StepCollector:
     """
 
     def __init__(self) -> None:
-        gc.collect()
-        gc.freeze()
+        freeze_what_stays()
         young, middle, _ = gc.get_threshold()
         gc.set_threshold(young, middle, NEVER)
         self.stayed = 0

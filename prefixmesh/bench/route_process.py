@@ -21,6 +21,7 @@ from typing import Any, Final
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from prefixmesh.bench.route_servers import serve_echo, serve_proxy
+from prefixmesh.collector import freeze_what_stays
 from prefixmesh.config import RouterConfig
 from prefixmesh.errors import UnavailableError
 from prefixmesh.fleet_secret import load_or_create
@@ -97,6 +98,7 @@ async def _serve_router(workers: tuple[str, ...], secret_file: Path, model: str)
         async for state in states:  # serving is a router that has a worker
             if state.status == health_pb2.HealthCheckResponse.SERVING:
                 break
+    freeze_what_stays()  # as a router that runs as a program does
     return server, bound.address
 
 

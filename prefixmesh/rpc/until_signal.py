@@ -5,6 +5,8 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeVar
 
+from prefixmesh.collector import freeze_what_stays
+
 DEFAULT_GRACE_S: Final = 30.0
 """How long running answers may take to finish after a signal: most end within it, and orchestrators wait about as long."""
 
@@ -46,6 +48,7 @@ async def run_until_signal(
         starting.cancel()
         await asyncio.wait({starting})
         return
+    freeze_what_stays()
     announce(starting.result())
     closed = asyncio.create_task(server.wait_closed())
     await asyncio.wait({stop_wanted, closed}, return_when=asyncio.FIRST_COMPLETED)

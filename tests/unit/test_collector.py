@@ -52,6 +52,22 @@ def test_full_collections_no_longer_come_by_themselves(settings: tuple[int, int,
     assert gc.isenabled()
 
 
+def test_a_full_collection_walks_no_more_what_was_there_before_a_server_served(
+    settings: tuple[int, int, int],
+) -> None:
+    """What came after is walked as ever, and what is frozen goes when nobody refers to it any more."""
+    old, before = Ring(), rings()
+    collector.freeze_what_stays()
+    Ring()
+    gc.collect()
+    assert rings() == 0, "frozen objects are in no generation"
+    assert gc.get_freeze_count() > 0
+    gc.unfreeze()
+    assert rings() == before, "the new ring was freed, the old one is there"
+    assert old.me is old
+    assert gc.get_threshold() == settings
+
+
 def test_a_steps_garbage_is_freed_after_it(settings: tuple[int, int, int]) -> None:
     """By a walk through the young, not through everything."""
     steps = StepCollector()
