@@ -70,6 +70,8 @@ class ServerProcess:
     def launch(self) -> None:
         """Begin a life; ``wait_listening`` sees it serve."""
         assert not self.is_running, self
+        if self._process is not None:
+            self.wait()
         port = self.address.rpartition(":")[2] or "0"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -243,7 +245,7 @@ class RestartingParent:
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
         self.restarts = 0
-        self._is_over = False
+        self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> "RestartingParent":
@@ -251,7 +253,7 @@ class RestartingParent:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._is_over = True
+        self._is_over.set()
         if self.server.is_running:
             self.server.send(signal.SIGKILL)
         self._thread.join()
@@ -259,10 +261,13 @@ class RestartingParent:
     def _watch(self) -> None:
         while True:
             self.server.wait()
-            if self._is_over:
+            if self._is_over.is_set():
                 return
             self.server.start()
             self.restarts += 1
+            if self._is_over.is_set():  # set while it started: nobody else ends it
+                self.server.kill()
+                return
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ import asyncio
 import signal
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from prefixmesh.client import AsyncClient, GenerateOptions
@@ -67,23 +66,6 @@ async def kill_under_load(
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Undisturbed:
-    """What an answer is when nothing fails."""
-
-    tokens: list[int]
-    text: str
-
-
-async def undisturbed(
-    client: AsyncClient, request: Sent, options: GenerateOptions | None = None
-) -> Undisturbed:
-    """Ask once, before anything is killed."""
-    answer = await run(client, request, options=options)
-    assert answer.is_whole, answer
-    return Undisturbed(tokens=answer.tokens, text=answer.text)
-
-
 async def kill_at_each_token(
     fleet: FailureFleet,
     client: AsyncClient,
@@ -93,12 +75,13 @@ async def kill_at_each_token(
     options: GenerateOptions | None = None,
 ) -> list[Figure]:
     """For each of ``points`` kill the worker when its caller has so many tokens; the dead one comes back while the next is killed."""
-    whole = await undisturbed(client, Sent(request.prompt, request.max_tokens, request.deadline_s), options)
+    whole = await run(client, Sent(request.prompt, request.max_tokens, request.deadline_s), options=options)
+    assert whole.is_whole, whole
     unequal: list[int] = []
     interruptions, restarting = 0, asyncio.create_task(asyncio.sleep(0))
     for point in points:
         answer, victim = await _killed_at(fleet, client, point, request, options)
-        if not answer.is_whole or answer.tokens != whole.tokens or answer.text != whole.text:
+        if answer.outputs != whole.outputs:
             unequal.append(point)
             print(f"killed at token {point}: {answer}")
         interruptions += answer.interruptions

@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from prefixmesh.client import AsyncClient, GenerateOptions, TokenPrompt
 from prefixmesh.client.aio import AsyncStream
@@ -21,6 +21,13 @@ LEAST_ID: Final = 100
 
 START_LOOK_S: Final = 0.004
 """How often it is looked whether a stream was begun with: well within the prefill of a long prompt."""
+
+
+class Output(NamedTuple):
+    """One answer."""
+
+    tokens: tuple[int, ...]
+    text: str
 
 
 @dataclass(slots=True)
@@ -42,8 +49,11 @@ class Sent:
 
     ended_s: float = 0.0
     tokens: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    text: str = ""
+    """In the order in which they came, of all branches."""
+
+    outputs: tuple[Output, ...] = ()
+    """By branch, once all is whole."""
+
     worker: str = ""
     """Who began with it."""
 
@@ -95,15 +105,14 @@ async def _read(stream: AsyncStream, sent: Sent, seen: Callable[[Sent], None]) -
     try:
         async for delta in stream:
             sent.note_piece(time.monotonic())
-            sent.positions.append(delta.position)
             sent.tokens += delta.token_ids
-            sent.text += delta.text
             _note_worker(stream, sent)
             seen(sent)
         answer = stream.answer
         _note_worker(stream, sent)
         sent.is_whole, sent.cached_tokens = True, answer.cached_tokens
-        sent.interruptions = getattr(answer, "interruptions", 0)
+        sent.outputs = tuple(Output(branch.token_ids, branch.text) for branch in answer.branches)
+        sent.interruptions = answer.interruptions
     finally:
         watching.cancel()
 
