@@ -21,6 +21,7 @@
     ├── UnavailableError            UNAVAILABLE         yes: no worker is ready, or it died
     │   ├── StoppingError                               yes: elsewhere, or here once it is back
     │   ├── FrameError                                  yes: front and engine lost each other
+    │   ├── EngineLostError                             yes: the worker's engine ended, and what it had is lost
     │   └── DeviceLostError                             yes: the worker's GPU stopped working; the worker ends
     ├── DeadlineError               DEADLINE_EXCEEDED   with a longer deadline
     ├── CancelledError              CANCELLED           the caller wanted it so
@@ -182,6 +183,12 @@ class FrameError(UnavailableError):
     """The other end of an engine's connection sent what is no frame of ours; the connection is of no more use."""
 
     reason = "BAD_FRAME"
+
+
+class EngineLostError(UnavailableError):
+    """The engine behind a worker's front has ended: what it had taken in is lost, and was not refused."""
+
+    reason = "ENGINE_LOST"
 
 
 class DeviceLostError(UnavailableError):

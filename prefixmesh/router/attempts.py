@@ -30,6 +30,7 @@ from prefixmesh.errors import (
     CancelledError,
     DeadlineError,
     DeviceLostError,
+    EngineLostError,
     FrameError,
     InternalError,
     InvalidRequestError,
@@ -101,7 +102,7 @@ def kind_of(error: PrefixmeshError, *, is_told: bool, was_accepted: bool) -> Fai
     match error:
         case AdapterChangedError():
             return FailureKind.CHANGED
-        case OtherLifeError() | DeviceLostError() | FrameError():
+        case OtherLifeError() | EngineLostError() | DeviceLostError() | FrameError():
             return FailureKind.DIED
         case UnavailableError():
             return FailureKind.REFUSED if is_told and not was_accepted else FailureKind.DIED

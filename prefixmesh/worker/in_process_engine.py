@@ -8,7 +8,13 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final
 
 from prefixmesh.config import EngineConfig
-from prefixmesh.errors import InternalError, OverloadedError, PrefixmeshError, UnavailableError
+from prefixmesh.errors import (
+    EngineLostError,
+    InternalError,
+    OverloadedError,
+    PrefixmeshError,
+    UnavailableError,
+)
 from prefixmesh.worker.adapter_calls import AdapterCalls
 from prefixmesh.worker.engine import EngineCore
 from prefixmesh.worker.engine_builder import build_engine
@@ -117,11 +123,11 @@ class InProcessEngine:
         except PrefixmeshError as failure:
             logger.exception("engine.failed")
             _tell(loop, _reject, ready, failure)
-            error = UnavailableError(f"the engine failed: {failure}")
+            error = EngineLostError(f"the engine failed: {failure}")
         except Exception as failure:  # whatever it was, the front must know that nobody serves any more
             logger.exception("engine.failed")
             _tell(loop, _reject, ready, InternalError(f"the engine failed: {type(failure).__name__}"))
-            error = UnavailableError("the engine failed")
+            error = EngineLostError("the engine failed")
         finally:
             _tell(loop, self._streams.fail_all, error)
 

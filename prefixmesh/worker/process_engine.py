@@ -19,6 +19,7 @@ import msgspec
 from prefixmesh.config import EngineConfig
 from prefixmesh.errors import (
     ConfigError,
+    EngineLostError,
     FrameError,
     InternalError,
     ModelFileError,
@@ -176,7 +177,7 @@ class ProcessEngine:
         return None if body is None else decode_from_engine(body)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        error = UnavailableError("the engine's process ended")
+        error: UnavailableError = EngineLostError("the engine's process ended")
         try:
             while (message := await self._receive(reader)) is not None:
                 if isinstance(message, StepEvents):
