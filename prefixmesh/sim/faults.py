@@ -29,6 +29,8 @@ import msgspec
 
 from prefixmesh.cache.events import CacheSummary, TierState
 from prefixmesh.errors import ConfigError
+from prefixmesh.worker.engine_client import RequestEvent
+from prefixmesh.worker.messages import Ended, TokensOut
 
 MAX_FAULTS: Final = 1000
 """A script is looked through at every step."""
@@ -93,6 +95,8 @@ class FaultsNow(NamedTuple):
     """No more tokens of an answer than this are told of for now."""
 
     stalled: bool = False
+    """Known to the worker alone: one that is restarted stands still no longer."""
+
     clock_ahead_s: float = 0.0
 
     def cached_tokens(self, found: int, prompt_tokens: int) -> int:
@@ -135,7 +139,6 @@ class FaultScript:
             stream_stops_at=min(
                 (fault.amount for fault in active if fault.kind is FaultKind.STALL_STREAM), default=math.inf
             ),
-            stalled=FaultKind.STALL in kinds,
             clock_ahead_s=_total(active, FaultKind.CLOCK),
         )
 
@@ -152,6 +155,17 @@ def parse_faults(text: bytes) -> FaultScript:
     if not isinstance(value, list) or len(value) > MAX_FAULTS:
         raise ConfigError(f"faults: must be a list of at most {MAX_FAULTS}")
     return FaultScript(_parse_fault(one, f"faults[{place}]") for place, one in enumerate(value))
+
+
+def told_tokens(event: RequestEvent, resumed_tokens: int) -> float:
+    """How many tokens of an answer would have been told with this event: an end is past all of them."""
+    match event:
+        case TokensOut():
+            return event.position + len(event.token_ids) - resumed_tokens
+        case Ended():
+            return math.inf if event.reason in ("stop", "length") else 0
+        case _:
+            return 0
 
 
 def _parse_fault(value: Any, where: str) -> Fault:

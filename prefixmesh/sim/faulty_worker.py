@@ -6,7 +6,6 @@ faults on and off while the worker runs, without a signal or a call.
 
 import asyncio
 import logging
-import math
 import os
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -22,14 +21,14 @@ from prefixmesh.config import EngineConfig
 from prefixmesh.errors import ConfigError, OverloadedError, PrefixmeshError, UnavailableError
 from prefixmesh.proto.cache_news import News
 from prefixmesh.sim.fake_engine import FakeEngine, ModelIdentity, RealTime, build_fake_engine
-from prefixmesh.sim.faults import FaultScript, FaultsNow, parse_faults
+from prefixmesh.sim.faults import FaultScript, FaultsNow, parse_faults, told_tokens
 from prefixmesh.sim.timing import TimingModel
 from prefixmesh.tokens import count
 from prefixmesh.worker.cache_watchers import CacheWatchers
 from prefixmesh.worker.engine import EngineCore
 from prefixmesh.worker.engine_client import RequestEvent
 from prefixmesh.worker.in_process_engine import InProcessEngine
-from prefixmesh.worker.messages import Admitted, Ended, Submit, TokensOut
+from prefixmesh.worker.messages import Admitted, Submit
 from prefixmesh.worker_report import WorkerReport
 
 logger = logging.getLogger(__name__)
@@ -134,17 +133,6 @@ class FaultyWatchers(CacheWatchers):
                 if isinstance(one, WorkerReport):
                     one = replace(one, summary=self._faults.now().summary(one.summary))
                 yield one
-
-
-def told_tokens(event: RequestEvent, resumed_tokens: int) -> float:
-    """How many tokens of an answer would have been told with this event: an end is past all of them."""
-    match event:
-        case TokensOut():
-            return event.position + len(event.token_ids) - resumed_tokens
-        case Ended():
-            return math.inf if event.reason in ("stop", "length") else 0
-        case _:
-            return 0
 
 
 async def crash_when_told(faults: FaultFile) -> None:

@@ -6,7 +6,9 @@ Two kinds of carriage, as there are in the field:
   what a protocol that claims to survive loss, doubling and disorder is tried on.
 - ``Stream`` carries messages in their order, each once, as TCP and so gRPC do, until it is cut or closed: then what was under way is
   lost and both ends are told; or it stalls, when the link was cut silently, and goes on when that is mended. Its buffer is bounded:
-  ``send`` says False when a reader that is too slow has filled it.
+  ``send`` says False when a reader that is too slow has filled it. An end that leaves or dies is told of to the other over the link,
+  which a silent cut holds up. A stream may be opened so that some of its messages are garbled as single ones are: harsher than TCP, for
+  a protocol that claims to bear it.
 
 Who talks to whom is a pair of names. A link's quality holds for one direction.
 """
@@ -84,6 +86,8 @@ class Network:
         self._quality = quality or LinkQuality()
         self._own_quality: dict[tuple[Name, Name], LinkQuality] = {}
         self._cut: set[tuple[Name, Name]] = set()
+        # What the ends of silently cut links are told once those are mended.
+        self._notices: dict[tuple[Name, Name], list[Callable[[], Any]]] = {}
         self._streams: dict[tuple[Name, Name], set[Stream[Any]]] = {}
         self.counts = NetworkCounts()
 
@@ -108,7 +112,10 @@ class Network:
         """Let nothing pass in either direction. Streams break and their ends are told; ``silently``, they stall and nobody is."""
         for pair in ((one, other), (other, one)):
             self._cut.add(pair)
-            if not silently:
+            if silently:
+                self._notices.setdefault(pair, [])
+            else:
+                self._tell_held(pair)
                 for stream in tuple(self._streams.get(pair, ())):
                     stream.break_off()
 
@@ -121,6 +128,7 @@ class Network:
         """Let messages pass again. Stalled streams go on, broken ones stay broken."""
         for pair in ((one, other), (other, one)):
             self._cut.discard(pair)
+            self._tell_held(pair)
             for stream in tuple(self._streams.get(pair, ())):
                 stream.hand_over()
 
@@ -146,12 +154,14 @@ class Network:
         on_broken: Callable[[], Any],
         *,
         buffer: int = STREAM_BUFFER,
+        may_garble: Callable[[Message], bool] | None = None,
     ) -> "Stream[Message]":
-        """A stream of messages from ``source`` to ``target``. ``on_message`` is called at the target for each, ``on_broken`` once at
-        either end when the link fails; a stream over a cut link breaks at once."""
-        stream = Stream(self, self._sim, (source, target), on_message, on_broken, buffer)
+        """A stream of messages from ``source`` to ``target``. ``on_message`` is called at the target for each, ``on_broken`` once there
+        when the link fails or the sender dies; a stream over a cut link breaks at once, over a silently cut one it stalls. Messages of
+        which ``may_garble`` is true are lost, doubled and overtaken as the link's quality says."""
+        stream = Stream(self, self._sim, (source, target), on_message, on_broken, buffer, may_garble)
         self._streams.setdefault((source, target), set()).add(stream)
-        if self.is_cut(source, target):
+        if self.is_cut(source, target) and (source, target) not in self._notices:
             stream.break_off()
         return stream
 
@@ -163,9 +173,28 @@ class Network:
             if not streams:
                 del self._streams[stream.ends]
 
+    def notify(self, source: Name, target: Name, call: Callable[[], Any]) -> None:
+        """Tell ``target`` that ``source`` has left or died: soon, or once a silent cut is over; for streams."""
+        held = self._notices.get((source, target))
+        if held is None:
+            self._sim.call_later(CUT_NOTICE_S, call)
+        else:
+            held.append(call)
+
     def draw_delay_s(self, source: Name, target: Name) -> float:
         """How long a message of a stream takes now."""
         return self.quality(source, target).draw_delay_s(self._rng)
+
+    def draw_copies(self, source: Name, target: Name) -> int:
+        """How often a message arrives that may be garbled."""
+        quality = self.quality(source, target)
+        if quality.loss and self._rng.random() < quality.loss:
+            return 0
+        return 2 if quality.duplicate and self._rng.random() < quality.duplicate else 1
+
+    def _tell_held(self, pair: tuple[Name, Name]) -> None:
+        for call in self._notices.pop(pair, ()):
+            self._sim.call_later(CUT_NOTICE_S, call)
 
     def _arrive(self, source: Name, target: Name, deliver: Callable[[], Any]) -> None:
         if self.is_cut(source, target):
@@ -196,6 +225,7 @@ class Stream(Generic[Message]):
         on_message: Callable[[Message], Any],
         on_broken: Callable[[], Any],
         buffer: int,
+        may_garble: Callable[[Message], bool] | None,
     ) -> None:
         self.ends = ends
         self._network = network
@@ -203,12 +233,16 @@ class Stream(Generic[Message]):
         self._on_message = on_message
         self._on_broken = on_broken
         self._buffer = buffer
+        self._may_garble = may_garble
         self._under_way = 0
         self._arrived: deque[Message] = deque()
         self._last_due = 0.0
         self._paused = False
         self.is_open = True
         """False once it was closed or has broken."""
+
+        self.on_gone: Callable[[], Any] = _nothing
+        """Set by the sender: called once when the reader has left, or the link has failed."""
 
     @property
     def pending(self) -> int:
@@ -219,6 +253,11 @@ class Stream(Generic[Message]):
         """Send a message; False when the buffer is full or the stream has ended, and then it was not sent."""
         if not self.is_open or self.pending >= self._buffer:
             return False
+        if self._may_garble is not None and self._may_garble(message):
+            for _ in range(self._network.draw_copies(*self.ends)):
+                self._under_way += 1
+                self._sim.call_later(self._network.draw_delay_s(*self.ends), self._arrive, message)
+            return True
         # In order: nothing is due before what was sent before it.
         delay_s = self._network.draw_delay_s(*self.ends)
         self._last_due = max(self._sim.now + delay_s, self._last_due)
@@ -244,10 +283,24 @@ class Stream(Generic[Message]):
             self._network.forget(self)
 
     def break_off(self) -> None:
-        """End it as a failing link does: ``on_broken`` is called after ``CUT_NOTICE_S``."""
+        """End it as a failing link does: both ends are told after ``CUT_NOTICE_S``."""
         if self.is_open:
             self.close()
             self._sim.call_later(CUT_NOTICE_S, self._on_broken)
+            self._sim.call_later(CUT_NOTICE_S, self.on_gone)
+
+    def reset(self) -> None:
+        """The sender is not there any more: the reader is told, over the link."""
+        if self.is_open:
+            self.close()
+            self._network.notify(*self.ends, self._on_broken)
+
+    def leave(self) -> None:
+        """The reader wants no more, or is not there any more: the sender is told, over the link."""
+        if self.is_open:
+            self.close()
+            source, target = self.ends
+            self._network.notify(target, source, self.on_gone)
 
     def hand_over(self) -> None:
         """Give the reader what has arrived, unless it is paused or the link is cut; for the network and the stream itself."""
@@ -263,3 +316,7 @@ class Stream(Generic[Message]):
     def __repr__(self) -> str:
         state = "open" if self.is_open else "ended"
         return f"<Stream {self.ends[0]} -> {self.ends[1]} {state}: {self._under_way} under way, {len(self._arrived)} unread>"
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

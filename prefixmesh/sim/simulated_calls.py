@@ -25,10 +25,17 @@ def open_call(
     on_broken: Callable[[], Any],
     *,
     buffer: int = STREAM_BUFFER,
+    may_garble: Callable[[Message], bool] | None = None,
 ) -> "Stream[Message]":
     """The stream of answers to a request. ``begin`` is called at the server when the request arrives, with that stream, unless it has ended
-    meanwhile. ``on_broken`` is called at the caller when either way fails."""
-    answers: Stream[Message] = network.open_stream(server, caller, on_message, on_broken, buffer=buffer)
+    meanwhile. ``on_broken`` is called at the caller when either way fails; ``may_garble`` as of ``Network.open_stream``.
+
+    A request that is under way arrives, whichever life of the server is there by then: as one does that a connection had queued when it was
+    made anew.
+    """
+    answers: Stream[Message] = network.open_stream(
+        server, caller, on_message, on_broken, buffer=buffer, may_garble=may_garble
+    )
 
     def arrive(_: None) -> None:
         request.close()
@@ -71,6 +78,7 @@ class Watch:
         report_interval_s: float,
         silent_s: float,
         on_lost: Callable[[], Any] | None = None,
+        may_garble: Callable[[News], bool] | None = None,
     ) -> None:
         """``name`` is the follower's on the network. A stream that says nothing for ``silent_s`` is given up. ``on_lost`` is called when one
         breaks, and then the next is begun only by ``open``."""
@@ -83,16 +91,25 @@ class Watch:
         self._report_interval_s = report_interval_s
         self._silent_s = silent_s
         self._on_lost = on_lost
+        self._may_garble = may_garble
+        self._is_closed = False
         self._stream: Stream[News] | None = None
         self._silence: Timer | None = None
+        self._opens_again = False
         self.streams = 0
         """How many were begun."""
 
         self.open()
 
+    @property
+    def is_on(self) -> bool:
+        """Whether a stream is open, or will be by itself."""
+        return self._stream is not None or self._opens_again
+
     def open(self) -> None:
         """Begin a stream, unless one is open."""
-        if self._stream is not None:
+        self._opens_again = False
+        if self._stream is not None or self._is_closed:
             return
         self.streams += 1
         number, place = self.streams, self._taker.opened(self._sim.now)
@@ -103,8 +120,27 @@ class Watch:
             lambda stream: self._worker.watch(stream, place, self._report_interval_s, self._router_id),
             self._on_news,
             lambda: self._end("broken") if number == self.streams else None,
+            may_garble=self._may_garble,
         )
         self._listen()
+
+    def stop(self, cause: str) -> None:
+        """Give the stream up; the next is begun by ``open``."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.leave()
+            if self._silence is not None:
+                self._silence.cancel()
+            self._taker.ended(cause, self._sim.now)
+
+    def close(self) -> None:
+        """End for good, and tell nobody."""
+        self._is_closed = True
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.leave()
+        if self._silence is not None:
+            self._silence.cancel()
 
     def _on_news(self, news: News) -> None:
         self._listen()
@@ -113,16 +149,18 @@ class Watch:
 
     def _end(self, cause: str) -> None:
         """Give the stream up and begin another: at once for a snapshot, else after a pause."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.close()
-            if self._silence is not None:
-                self._silence.cancel()
-            self._taker.ended(cause, self._sim.now)
-            if cause == "broken" and self._on_lost is not None:
-                self._on_lost()
-            else:
-                self._sim.call_later(0.0 if cause == "snapshot" else OPEN_AGAIN_S, self.open)
+        if self._stream is None:
+            return
+        self.stop(cause)
+        if cause == "broken" and self._on_lost is not None:
+            self._on_lost()
+        else:
+            self._opens_again = True
+            self._sim.call_later(0.0 if cause == "snapshot" else OPEN_AGAIN_S, self._open_again)
+
+    def _open_again(self) -> None:
+        if self._opens_again:
+            self.open()
 
     def _listen(self) -> None:
         """Count the silence from now on."""

@@ -183,7 +183,7 @@ class NewsReader:
 
     def cut_off(self) -> None:
         """Tell it nothing more: its stream breaks."""
-        self._stream.break_off()
+        self._stream.reset()
         self._close()
 
     def _turn(self) -> None:
@@ -193,7 +193,7 @@ class NewsReader:
             self._close()
             return
         faults = self._room.faults_now()
-        if faults.silent:
+        if faults.silent or faults.stalled:
             self._look_again(SILENCE_LOOK_S)
             return
         try:

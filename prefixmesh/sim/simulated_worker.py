@@ -9,51 +9,31 @@ tell. One ``SimulatedWorker`` is an address; behind it lives one ``Life`` after 
 """
 
 import math
-from collections import deque
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import NamedTuple
 
-import msgspec
-
-from prefixmesh.cache.publisher import CachePublisher
 from prefixmesh.config import EngineConfig
-from prefixmesh.ids import Epoch, Incarnation, RequestId
+from prefixmesh.history import NO_HISTORY, Began, History
+from prefixmesh.ids import Incarnation
 from prefixmesh.proto.cache_news import News
 from prefixmesh.sim.fake_engine import FakeEngine, ModelIdentity, VirtualTime, build_fake_engine
 from prefixmesh.sim.faults import FaultKind, FaultScript, FaultsNow
 from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.network import Stream
-from prefixmesh.sim.simulated_news import Newsroom, Place
+from prefixmesh.sim.simulated_life import Call, Life
+from prefixmesh.sim.simulated_news import Place
 from prefixmesh.sim.timing import TimingModel
-from prefixmesh.tokens import count
-from prefixmesh.worker.cache_watchers import apply_changes
-from prefixmesh.worker.engine_client import RequestEvent
-from prefixmesh.worker.front_load import FrontLoad, LoadPlace
-from prefixmesh.worker.messages import (
-    Abort,
-    Admitted,
-    CacheChanges,
-    Ended,
-    EngineCommand,
-    Event,
-    Flush,
-    GetStats,
-    Refused,
-    Stats,
-    Submit,
-    TokensOut,
-)
+from prefixmesh.worker.messages import EngineInfo, Flush, Stats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One ``Generate`` as it reaches a worker."""
+class Description(NamedTuple):
+    """What a worker tells of itself when it is asked."""
 
-    submit: Submit
-    router_id: str
-    answer: "Stream[RequestEvent]"
-    every_token: bool = True
-    """False tells of the first token, and then of the end: fewer messages where nobody reads the others."""
+    incarnation: Incarnation
+    info: EngineInfo
+    stats: Stats
+    clock_s: float
+    """What its clock says."""
 
 
 class SimulatedWorker:
@@ -68,11 +48,14 @@ class SimulatedWorker:
         *,
         identity: ModelIdentity | None = None,
         faults: FaultScript | None = None,
+        history: History = NO_HISTORY,
     ) -> None:
+        """``history`` is told what the worker takes in and releases."""
         self.sim = sim
         self.name = name
         self.config = config
         self.identity = identity or ModelIdentity()
+        self.history = history
         self._timing = timing
         self._faults = faults or FaultScript()
         self._born = sim.now
@@ -80,12 +63,16 @@ class SimulatedWorker:
         self.life: Life | None = None
         """None while it is down."""
 
+        self._held: list[Callable[[], object]] | None = None
+        # What has come since it stands still, in its order; None while it does not.
         self.start()
-        self._plan_crashes()
+        self._plan_faults()
 
     def start(self) -> None:
         """Begin a life; alive already, nothing happens."""
         if self.life is None:
+            if self.history.is_on:
+                self.history.note(Began, self.name)
             self.life = Life(self)
 
     def crash(self) -> None:
@@ -93,18 +80,48 @@ class SimulatedWorker:
         life, self.life = self.life, None
         if life is not None:
             life.end()
+        self.go_on()  # what has come while it stood still finds nobody
+
+    def stall(self) -> None:
+        """Stand still, as after SIGSTOP: nothing is done and nothing answered, and nothing of what comes is lost."""
+        if self._held is None and self.life is not None:
+            self._held = []
+
+    def go_on(self) -> None:
+        """Stand still no longer, and do first what has come meanwhile."""
+        held, self._held = self._held, None
+        for call in held or ():
+            call()
+
+    def when_awake(self, call: Callable[[], object]) -> None:
+        """Have it done now, or when the worker stands still no longer."""
+        if self._held is None:
+            call()
+        else:
+            self._held.append(call)
 
     def generate(self, call: Call) -> None:
         """A call has arrived. Nobody there: its answer breaks."""
-        if self.life is None:
-            call.answer.break_off()
-        else:
-            self.life.take(call)
+
+        def take() -> None:
+            if self.life is None:
+                call.answer.reset()
+            elif call.answer.is_open:
+                self.life.take(call)
+
+        self.when_awake(take)
 
     def abort(self, request_id: str) -> None:
         """A caller wants no more of an answer."""
-        if self.life is not None:
-            self.life.command(Abort(request_id=request_id))
+        self.when_awake(lambda: None if self.life is None else self.life.abort(request_id))
+
+    def describe(self, answer: "Stream[Description]") -> None:
+        """Somebody asks who is there."""
+        self.when_awake(lambda: answer.reset() if self.life is None else answer.send(self._description()))
+
+    def check_health(self, answer: "Stream[bool]") -> None:
+        """Somebody asks whether it serves."""
+        self.when_awake(lambda: answer.reset() if self.life is None else answer.send(True))
 
     def flush(self) -> None:
         """Empty the cache, after the step that is being computed."""
@@ -115,10 +132,18 @@ class SimulatedWorker:
         self, stream: "Stream[News]", resume_from: Place | None, report_interval_s: float, router_id: str
     ) -> None:
         """A reader of the cache's news has come. Nobody there: its stream breaks."""
-        if self.life is None:
-            stream.break_off()
-        else:
-            self.life.news.read(stream, resume_from, report_interval_s, router_id)
+
+        def read() -> None:
+            if self.life is None:
+                stream.reset()
+            elif stream.is_open:
+                self.life.news.read(stream, resume_from, report_interval_s, router_id)
+
+        self.when_awake(read)
+
+    def draw(self) -> int:
+        """64 bits by chance."""
+        return self.rng.getrandbits(64)
 
     def build_engine(self, time: VirtualTime) -> FakeEngine:
         """The engine of a life."""
@@ -128,128 +153,23 @@ class SimulatedWorker:
 
     def faults_now(self) -> FaultsNow:
         """What goes wrong at this moment."""
-        return self._faults.at(self.sim.now - self._born)
+        now = self._faults.at(self.sim.now - self._born)
+        return now._replace(stalled=True) if self._held is not None else now
 
-    def _plan_crashes(self) -> None:
+    def _description(self) -> Description:
+        life = self.life
+        assert life is not None
+        core, ahead_s = life.engine.core, self.faults_now().clock_ahead_s
+        return Description(life.incarnation, core.info, core.stats(), self.sim.now + ahead_s)
+
+    def _plan_faults(self) -> None:
+        begin_and_end = {FaultKind.CRASH: (self.crash, self.start), FaultKind.STALL: (self.stall, self.go_on)}
         for fault in self._faults.faults:
-            if fault.kind is FaultKind.CRASH:
-                self.sim.call_at(self._born + fault.at_s, self.crash)
+            if fault.kind in begin_and_end:
+                begin, end = begin_and_end[fault.kind]
+                self.sim.call_at(self._born + fault.at_s, begin)
                 if fault.until_s < math.inf:
-                    self.sim.call_at(self._born + fault.until_s, self.start)
+                    self.sim.call_at(self._born + fault.until_s, end)
 
     def __repr__(self) -> str:
         return f"<SimulatedWorker {self.name}: {self.life!r}>"
-
-
-class _OpenCall:
-    """A call that has not ended."""
-
-    __slots__ = ("call", "ends", "has_begun", "place")
-
-    def __init__(self, call: Call, load: FrontLoad) -> None:
-        self.call = call
-        self.ends = ExitStack()
-        self.place: LoadPlace = self.ends.enter_context(
-            load.enter(call.router_id, RequestId(call.submit.request_id), 1)
-        )
-        self.has_begun = False
-        """Whether its first token was told."""
-
-        self.place.submitted(count(call.submit.tokens))
-
-
-class Life:
-    """One life of a worker: an engine, its books, and all calls that are open."""
-
-    def __init__(self, worker: SimulatedWorker) -> None:
-        self._worker = worker
-        self._sim = worker.sim
-        self._time = VirtualTime(self._sim.now)
-        self.incarnation = Incarnation(worker.rng.getrandbits(64))
-        self.engine = worker.build_engine(self._time)
-        self._publisher = CachePublisher(lambda: Epoch(worker.rng.getrandbits(64)))
-        self._load = FrontLoad()
-        self.news = Newsroom(
-            self._sim, self._publisher, self._load, lambda: self.command(GetStats()), worker.faults_now
-        )
-        self._inbox: deque[EngineCommand] = deque()
-        self._calls: dict[str, _OpenCall] = {}
-        self._is_awake = False
-        self._is_over = False
-        self.busy_s = 0.0
-        """Time in which steps were being computed."""
-
-    def take(self, call: Call) -> None:
-        """A call has arrived."""
-        self._calls[call.submit.request_id] = _OpenCall(call, self._load)
-        self.command(call.submit)
-
-    def command(self, command: EngineCommand) -> None:
-        """The engine gets a command, which it takes when it is through with its step."""
-        self._inbox.append(command)
-        if not self._is_awake:
-            self._is_awake = True
-            self._sim.call_later(0.0, self._round)
-
-    def end(self) -> None:
-        """Die: every stream breaks."""
-        self._is_over = True
-        self.news.close()
-        for one in self._calls.values():
-            one.call.answer.break_off()
-
-    def _round(self) -> None:
-        """One turn of the engine's loop: the commands that have come, and one step. What came of it is told when its time is over."""
-        if self._is_over:
-            return
-        core, began = self.engine.core, self._sim.now
-        self._time.pass_until(began)
-        events: list[Event] = []
-        while self._inbox:
-            events += core.handle(self._inbox.popleft(), began)
-        if core.has_work:
-            events += core.step(began)
-        ended = self._time.now()
-        self.busy_s += ended - began
-        self._sim.call_at(ended, self._tell_all, events)
-
-    def _tell_all(self, events: list[Event]) -> None:
-        if self._is_over:
-            return
-        for event in events:
-            self._tell(event)
-        self._is_awake = bool(self._inbox) or self.engine.core.has_work
-        if self._is_awake:
-            self._round()
-
-    def _tell(self, event: Event) -> None:
-        match event:
-            case CacheChanges():
-                apply_changes(event, self._publisher)
-                self.news.wake()
-            case Stats():
-                self.news.figures.answered(event)
-            case Admitted() | TokensOut() | Ended() | Refused():
-                one = self._calls.get(event.request_id)
-                if one is not None:
-                    self._answer(one, event)
-
-    def _answer(self, one: _OpenCall, event: RequestEvent) -> None:
-        one.place.on_event(0, event)
-        match event:
-            case Admitted():
-                found = self._worker.faults_now().cached_tokens(
-                    event.cached_tokens, count(one.call.submit.tokens)
-                )
-                event = msgspec.structs.replace(event, cached_tokens=found)
-            case TokensOut():
-                if one.has_begun and not one.call.every_token:
-                    return
-                one.has_begun = True
-            case Ended() | Refused():
-                one.ends.close()
-                del self._calls[event.request_id]
-        one.call.answer.send(event)
-
-    def __repr__(self) -> str:
-        return f"<Life {self.incarnation:016x}: {len(self._calls)} calls, {self.engine.scheduler!r}>"

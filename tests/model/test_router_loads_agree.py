@@ -21,11 +21,10 @@ from prefixmesh.sim.fake_engine import ModelIdentity
 from prefixmesh.sim.fleet_run import TENANT, FleetSpec, SimulatedFleet
 from prefixmesh.sim.network import LinkQuality, Stream
 from prefixmesh.sim.simulated_calls import open_call
+from prefixmesh.sim.simulated_life import Call, WorkerMessage
 from prefixmesh.sim.simulated_router import Question, SimulatedRouter
-from prefixmesh.sim.simulated_worker import Call
 from prefixmesh.sim.timing import TimingModel
 from prefixmesh.tokens import pack
-from prefixmesh.worker.engine_client import RequestEvent
 from prefixmesh.worker.messages import EngineSampling, Submit
 
 SPEC = FleetSpec(
@@ -113,12 +112,13 @@ class Traffic:
             ),
         )
 
-        def begin(answer: "Stream[RequestEvent]") -> None:
+        def begin(answer: "Stream[WorkerMessage]") -> None:
             life = worker.life
             if life is None or life.incarnation != placement.incarnation:
                 answer.break_off()  # a worker refuses the ticket of another life
             else:
-                worker.generate(Call(submit=submit, router_id=router.name, answer=answer))
+                assert router.life is not None
+                worker.generate(Call(submit=submit, router_id=router.life.router_id, answer=answer))
 
         open_call(
             self.fleet.network, "caller", worker.name, begin, lambda _: None, lambda: None, buffer=1 << 16

@@ -18,11 +18,11 @@ from prefixmesh.sim.faults import FaultScript
 from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.network import LinkQuality, Network
 from prefixmesh.sim.simulated_calls import Watch, open_call
+from prefixmesh.sim.simulated_life import Call, WorkerMessage
 from prefixmesh.sim.simulated_news import Place
-from prefixmesh.sim.simulated_worker import Call, SimulatedWorker
+from prefixmesh.sim.simulated_worker import SimulatedWorker
 from prefixmesh.sim.timing import TimingModel
 from prefixmesh.tokens import pack
-from prefixmesh.worker.engine_client import RequestEvent
 from prefixmesh.worker.messages import Admitted, Ended, EngineSampling, Submit, TokensOut
 
 VOCAB: Final = 64
@@ -68,7 +68,7 @@ class Asked:
         self.cached: int | None = None
         self.end = ""
 
-    def on_event(self, event: RequestEvent) -> None:
+    def on_event(self, event: WorkerMessage) -> None:
         match event:
             case Admitted():
                 self.cached = event.cached_tokens
