@@ -26,6 +26,10 @@ SUPERVISOR: Final = "supervisor"
 RESTART_WAIT_S: Final = 60.0
 """How long a supervisor may be away before its fleet counts as lost to the holder: its node dies, is found dead, and another takes over."""
 
+END_WAIT_S: Final = 5.0
+"""Ray ends an actor within a moment; one on a node that is just dying is listed for some seconds longer."""
+
+_END_POLL_S: Final = 0.05
 _RETRY_S: Final = 0.2
 
 
@@ -186,12 +190,19 @@ async def _ask_supervisor(ray: Any, namespace: str, ask: Callable[[Any], Any]) -
 
 
 def end_namespace(ray: Any, namespace: str) -> None:
-    """End whatever actors still bear names there, the supervisor first, which would start the others again."""
-    names = [
+    """End whatever actors still bear names there, the supervisor first, which would start the others again.
+
+    A supervisor may make one more while it is being ended, so this looks again until nothing is left, or for ``END_WAIT_S``.
+    """
+    deadline = time.monotonic() + END_WAIT_S
+    while names := [
         one["name"]
         for one in ray.util.list_named_actors(all_namespaces=True)
         if one["namespace"] == namespace
-    ]
-    for name in sorted(names, key=lambda name: name != SUPERVISOR):
-        with suppress(ValueError):  # it ended meanwhile
-            ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)
+    ]:
+        for name in sorted(names, key=lambda name: name != SUPERVISOR):
+            with suppress(ValueError):  # it ended meanwhile
+                ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(_END_POLL_S)

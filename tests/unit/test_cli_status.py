@@ -1,9 +1,13 @@
-"""What ``prefixmesh status`` says of a worker's cache."""
+"""What ``prefixmesh status`` says of a worker's cache, and of what its fleet's parts have lived through."""
 
 import json
 
+import pytest
+
 from prefixmesh.cache.ledger import Hits, LedgerRow, Misses
-from prefixmesh.cli.status import as_dict, hit_share
+from prefixmesh.cli.status import as_dict, describe_age, hit_share, print_parts
+from prefixmesh.errors import UnavailableError
+from prefixmesh.fleet_state import FleetState, PartState
 from prefixmesh.proto.cache_counts import decode_cache_counts, encode_cache_counts
 from prefixmesh.proto.v1.router_pb2 import WorkerView
 
@@ -44,3 +48,72 @@ def test_the_table_shows_the_workers_own_rate() -> None:
     assert [hit_share(view(row)) for row in (ROW, NOTHING, None)] == ["38%", "-", "90%"]
     assert hit_share(WorkerView()) == "-"
     assert shown(view(None)) is None
+
+
+def test_parts_are_told_with_what_they_have_lived_through() -> None:
+    """For programs as it was written down; a fleet that nobody looks after has none."""
+    part = PartState(
+        name="worker-0",
+        kind="worker",
+        phase="given_up",
+        life=6,
+        since_unix_s=1000.5,
+        restarts=5,
+        reason="given up after 5 restarts in a row: no memory",
+    )
+    state = FleetState(
+        router="r:1",
+        workers={},
+        model="m",
+        ray_address="h:1",
+        ray_namespace="n",
+        actor_names=(),
+        started_ray=True,
+        pid=1,
+        parts=(part,),
+    )
+    (told,) = json.loads(json.dumps(as_dict("r:1", state, [], UnavailableError("nobody answers"))))["parts"]
+    assert (told["phase"], told["life"], told["restarts"], told["since_unix_s"]) == ("given_up", 6, 5, 1000.5)
+    assert told["reason"] == part.reason
+    assert as_dict("r:1", state, [], UnavailableError("nobody answers"))["problem"] == "nobody answers"
+    assert (as_dict("r:1", None, [])["parts"], as_dict("r:1", None, [])["problem"]) == ([], None)
+
+
+def test_the_table_of_parts_says_what_became_of_each(capsys: pytest.CaptureFixture[str]) -> None:
+    """In words, with ages in their largest unit."""
+    parts = [
+        PartState(
+            name="router",
+            kind="router",
+            phase="serving",
+            life=2,
+            since_unix_s=88.0,
+            restarts=1,
+            reason="killed",
+        ),
+        PartState(
+            name="worker-0",
+            kind="worker",
+            phase="given_up",
+            life=6,
+            since_unix_s=-7200.0,
+            reason="no\nmemory",
+        ),
+    ]
+    print_parts(parts, 100.0)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["router", "serving", "2", "1", "12", "s", "killed"] in lines
+    assert any(line[:4] == ["worker-0", "given", "up", "6"] and line[5:7] == ["2", "h"] for line in lines)
+
+
+def test_ages_are_told_in_their_largest_whole_unit() -> None:
+    """A clock that was set back makes none negative."""
+    assert [describe_age(seconds) for seconds in (-3, 0, 59.4, 60, 3600, 90_000, 864_000)] == [
+        "0 s",
+        "0 s",
+        "59 s",
+        "1 min",
+        "1 h",
+        "1 d",
+        "10 d",
+    ]
