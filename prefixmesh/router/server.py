@@ -42,6 +42,7 @@ from prefixmesh.router.workers import WorkerPool
 from prefixmesh.rpc.channel import join_address
 from prefixmesh.rpc.identity import ApiKeys, is_loopback
 from prefixmesh.rpc.server import add_service, make_server
+from prefixmesh.side_thread import run_aside
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ class RouterServer:
             if config.history is not None:
                 self._history = HistoryFile(Path(config.history), self._router_id)
             if self._model is None:
-                self._model = await asyncio.to_thread(load_router_model, config)
+                self._model = await run_aside(partial(load_router_model, config), "router-model")
             await self._serve(self._server, self._model, self._store)
         except BaseException:
             await self._release()

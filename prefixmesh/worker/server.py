@@ -6,6 +6,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import grpc.aio
@@ -21,6 +22,7 @@ from prefixmesh.proto.v1 import inference_pb2, worker_control_pb2
 from prefixmesh.rpc.channel import join_address
 from prefixmesh.rpc.identity import is_loopback
 from prefixmesh.rpc.server import add_service, make_server
+from prefixmesh.side_thread import run_aside
 from prefixmesh.text.answer_memory import AnswerMemory
 from prefixmesh.text.chat_template import ChatTemplate, load_chat_template
 from prefixmesh.text.prompts import PromptBuilder, text_digest
@@ -173,7 +175,8 @@ class WorkerServer:
     async def _load(self) -> tuple[EngineInfo, TextSide]:
         if self._text is not None:
             return await self._engine.start(), self._text
-        loading = asyncio.create_task(asyncio.to_thread(_load_text, self._config.engine.model))
+        load = partial(_load_text, self._config.engine.model)
+        loading = asyncio.create_task(run_aside(load, "text-side"))
         try:
             return await self._engine.start(), await loading
         finally:
