@@ -34,6 +34,7 @@ async def refuse_under_load(
     for_s: float,
     direct: bool,
     after_s: float = RECOVERED_S + 2.0,
+    most: float = MOST_ATTEMPTS,
 ) -> list[Figure]:
     """Every worker refuses for a while, and then takes requests again, which is looked at for ``after_s``. ``most`` attempts a request
     are right: requests from just before it count for the budget, too."""
