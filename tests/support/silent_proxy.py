@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 CHUNK = 2**16
+PING_BYTES, PING_TYPE = 17, 6
+"""Of a whole frame, and the number of its kind (RFC 9113, 6.7)."""
 
 
 class SilentProxy:
@@ -18,6 +20,9 @@ class SilentProxy:
         self.address = ""
         self.connections = 0
         """How many were opened."""
+
+        self.pings = 0
+        """HTTP/2 pings and their answers, of both sides, that came alone."""
 
     def stall(self) -> None:
         self._forwards.clear()
@@ -39,6 +44,7 @@ class SilentProxy:
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         try:
             while chunk := await source.read(CHUNK):
+                self.pings += len(chunk) == PING_BYTES and chunk[3] == PING_TYPE
                 await self._forwards.wait()
                 sink.write(chunk)
                 await sink.drain()

@@ -1,13 +1,26 @@
 """The settings of every hop, as the other end meets them."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
 import grpc.aio
 import pytest
 
-from prefixmesh.rpc.channel import CLIENT_OPTIONS, KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS
+from prefixmesh.rpc.channel import (
+    CLIENT_OPTIONS,
+    KEEPALIVE_TIME_MS,
+    KEEPALIVE_TIMEOUT_MS,
+    MAX_MESSAGE_BYTES,
+    SERVER_OPTIONS,
+    WORKER_OPTIONS,
+    ChannelOptions,
+)
+from tests.support.servers import eventually
+from tests.support.silent_proxy import SilentProxy, proxy_before
 
 HASTE: Final = 30
 """How much shorter than in earnest the test's times are."""
@@ -39,3 +52,109 @@ async def test_a_peer_that_falls_silent_is_given_up_in_the_time_that_is_set() ->
             waited_s = loop.time() - started
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert waited_s < 3 * sum(times) / HASTE / 1e3
+
+
+PINGS: Final = 3
+"""Keepalive times in which nothing is said. gRPC's servers, left as they are, end a connection at the third ping that they think too many."""
+
+HASTY_TIME_MS: Final = 100
+SILENT: Final = "/any/Silent"
+
+
+def hasty(options: ChannelOptions, timeout_ms: int) -> list[tuple[str, int]]:
+    """The same settings, with intervals of pings shortened alike at both ends. A timeout that is not to pass stays long."""
+    times = {"grpc.keepalive_timeout_ms": timeout_ms, "grpc.http2.ping_timeout_ms": timeout_ms}
+    for name, value in options:
+        if name in ("grpc.keepalive_time_ms", "grpc.http2.min_ping_interval_without_data_ms"):
+            times[name] = value * HASTY_TIME_MS // KEEPALIVE_TIME_MS
+    return [(name, times.get(name, value)) for name, value in options]
+
+
+@dataclass
+class Hop:
+    """A client and a server with this fleet's settings, and what stands between them."""
+
+    channel: grpc.aio.Channel
+    proxy: SilentProxy
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    """Until then the server says nothing."""
+
+    begun: int = 0
+    left: int = 0
+    """Calls that the server saw begin, and those that it saw cut off."""
+
+    def call(self) -> Any:
+        silent: Any = self.channel.unary_stream(SILENT)
+        return silent(b"", timeout=30)
+
+
+@asynccontextmanager
+async def hop(timeout_ms: int, server_options: ChannelOptions = SERVER_OPTIONS) -> AsyncIterator[Hop]:
+    async def be_silent(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        between.begun += 1
+        try:
+            await between.go_on.wait()
+        except asyncio.CancelledError:
+            between.left += 1
+            raise
+        yield b"done"
+
+    server = grpc.aio.server(options=hasty(server_options, timeout_ms))
+    handlers: dict[str, Any] = {"Silent": grpc.unary_stream_rpc_method_handler(be_silent)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("any", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with proxy_before(f"127.0.0.1:{port}") as proxy:
+            options = hasty(CLIENT_OPTIONS, timeout_ms)
+            async with grpc.aio.insecure_channel(proxy.address, options=options) as channel:
+                between = Hop(channel, proxy)
+                yield between
+    finally:
+        await server.stop(None)
+
+
+async def test_silent_stream_of_three_keepalive_times_goes_on() -> None:
+    """A long prefill says nothing. Both sides ping meanwhile, and neither thinks that too much: no GOAWAY, the same connection."""
+    async with hop(KEEPALIVE_TIMEOUT_MS) as between:
+        call = between.call()
+        await eventually(lambda: between.begun)
+        pings = between.proxy.pings
+        await eventually(lambda: between.proxy.pings > pings + 4 * PINGS)
+        between.go_on.set()
+        assert await call.read() == b"done"
+        assert await call.read() is grpc.aio.EOF
+        await between.call().read()
+        assert between.proxy.connections == 1
+
+
+async def test_idle_connection_of_three_keepalive_times_stays() -> None:
+    async with hop(KEEPALIVE_TIMEOUT_MS) as between:
+        between.go_on.set()
+        await between.call().read()
+        pings = between.proxy.pings
+        await eventually(lambda: between.proxy.pings > pings + 4 * PINGS)
+        await between.call().read()
+        assert between.proxy.connections == 1
+
+
+async def test_peer_that_is_out_of_reach_is_noticed_at_both_ends() -> None:
+    """The caller's stream ends in UNAVAILABLE, and the server's handler is told that nobody listens, so that its work ends too."""
+    async with hop(2 * HASTY_TIME_MS) as between:
+        call = between.call()
+        await eventually(lambda: between.begun)
+        between.proxy.stall()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        await eventually(lambda: between.left == 1)
+
+
+def test_what_one_end_sends_the_other_takes() -> None:
+    """Sizes, and pings: a client's are rarer than what a server bears, also where one comes early."""
+    for options in (CLIENT_OPTIONS, WORKER_OPTIONS, SERVER_OPTIONS):
+        told = dict(options)
+        assert told["grpc.max_send_message_length"] == told["grpc.max_receive_message_length"]
+        assert told["grpc.max_send_message_length"] == MAX_MESSAGE_BYTES
+        assert told["grpc.keepalive_permit_without_calls"] == 1
+        assert 2 * dict(SERVER_OPTIONS)["grpc.http2.min_ping_interval_without_data_ms"] < told["grpc.keepalive_time_ms"]  # fmt: skip
