@@ -294,10 +294,14 @@ def _failure_of(error: grpc.aio.AioRpcError, *, was_accepted: bool) -> _Failure:
 
 
 def _log_end(attempts: Attempts, passage: Passage) -> None:
+    """One line for a request. Of one that ended well the worker's log has a line, too, and the history all there is to know: a line here
+    costs as much as a third of the decision, and is left to those who look for something."""
+    level = logging.DEBUG if passage.is_finished and attempts.number == 1 else logging.INFO
     placement = passage.placement
-    if placement is None:
-        return  # it was never sent: its caller is told why
-    _log.info(
+    if placement is None or not _log.isEnabledFor(level):
+        return  # where it was never sent, its caller is told why
+    _log.log(
+        level,
         "request_ended request_id=%s worker=%s outcome=%s attempts=%d prompt_tokens=%d predicted_tokens=%d cached_tokens=%d",
         attempts.request_id,
         placement.endpoint,
