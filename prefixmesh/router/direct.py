@@ -91,7 +91,7 @@ class RouteService:
                         exclude,
                         request_id=place.request_id,
                         valid_s=TICKET_VALID_S,
-                        time_left_s=_time_left_s(message, context),
+                        time_left_s=_time_left_s(message, request, context),
                     )
                 except AdapterChangedError:
                     if not tries_left:
@@ -139,17 +139,20 @@ class RouteService:
         )
 
 
-def _time_left_s(message: router_pb2.RouteRequest, context: AnyContext) -> float | None:
+def _time_left_s(
+    message: router_pb2.RouteRequest, request: GenerateRequest, context: AnyContext
+) -> float | None:
     """What the deadline leaves of the caller's time, infinite without one. The call's deadline is the request's own: whoever asks has the
     same answer in mind. None for a request that was taken before and goes on after a failure."""
-    asked = message.request
-    if message.unused_request_id or asked.resumed_output or asked.resumed_branches:
+    if message.unused_request_id or request.resumed_output or request.resumed_branches:
         return None
     left_s = context.time_remaining()
     return math.inf if left_s is None else left_s
 
 
-def _excluded(addresses: Collection[str]) -> set[Endpoint]:
+def _excluded(addresses: Collection[str]) -> Collection[Endpoint]:
+    if not addresses:
+        return ()
     if len(addresses) > MAX_EXCLUDED:
         raise InvalidRequestError(
             "exclude", f"at most {MAX_EXCLUDED} workers may be excluded, got {len(addresses)}"

@@ -1,8 +1,10 @@
 """A request on its way through the router: what a decision needs to know of it, where it was sent, and what was expected of that. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from prefixmesh.ids import Fingerprint, Incarnation, RequestId
 from prefixmesh.router.cost import CandidateTerms
@@ -14,8 +16,7 @@ from prefixmesh.router.reservation import Reservation
 from prefixmesh.router.sessions import NO_SESSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteRequest:
+class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a decision needs to know of a request."""
 
     fingerprints: Sequence[Fingerprint]
@@ -61,8 +62,7 @@ class PrefillCurve(NamedTuple):
         return (self.linear_ms + self.quadratic_ms * (start + end)) * max(0, end - start)
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Placement:
+class Placement(msgspec.Struct, kw_only=True, eq=False, gc=False):
     """A request that was routed, until it ends. Made by ``RouterCore.route``; given back to it as things happen."""
 
     request_id: RequestId
@@ -78,14 +78,11 @@ class Placement:
     expires_at: float | None
     """When a ticket that nobody has used is worth nothing any more; None where this router carries the request itself."""
 
-    incarnation: Incarnation = field(init=False)
+    incarnation: Incarnation
     """The life of the worker that the decision was about."""
 
     is_admitted: bool = False
     """Whether the worker has begun with it."""
-
-    def __post_init__(self) -> None:
-        self.incarnation = self.entry.load.incarnation
 
     @property
     def endpoint(self) -> Endpoint:

@@ -5,21 +5,21 @@ So each decision leaves a prediction, which lives as long as its reservation, an
 index: what a worker has told stays comparable with what it says of itself.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from prefixmesh.errors import InvariantError
 from prefixmesh.ids import Fingerprint
 
 
-class Prediction:
+class Prediction(msgspec.Struct, eq=False, gc=False):
     """The blocks of one request at one worker; made by ``Predictions.expect``, ended once by ``Predictions.end``."""
 
-    __slots__ = ("fingerprints", "has_ended", "slot")
-
-    def __init__(self, slot: int, fingerprints: Sequence[Fingerprint]) -> None:
-        self.slot = slot
-        self.fingerprints = fingerprints
-        self.has_ended = False
+    slot: int
+    fingerprints: Sequence[Fingerprint]
+    has_ended: bool = False
 
 
 class Predictions:
@@ -29,8 +29,8 @@ class Predictions:
 
     def __init__(self) -> None:
         self._masks: dict[Fingerprint, int] = {}
-        # How many requests expect a block at a slot, where it is more than one.
-        self._counts: dict[tuple[Fingerprint, int], int] = {}
+        # By slot: how many requests expect a block there, where it is more than one.
+        self._counts: dict[int, dict[Fingerprint, int]] = {}
         # In the order in which they were made: what goes on from a prediction comes after it.
         self._open: dict[int, dict[Prediction, None]] = {}
 
@@ -82,42 +82,47 @@ class Predictions:
 
     def check_invariants(self) -> None:
         """Recompute masks and counts from the open predictions; raises InvariantError. O(their blocks)."""
-        counts: dict[tuple[Fingerprint, int], int] = {}
-        for slot, some in self._open.items():
-            for prediction in some:
-                for name in prediction.fingerprints:
-                    counts[name, slot] = counts.get((name, slot), 0) + 1
         masks: dict[Fingerprint, int] = {}
-        for name, slot in counts:
-            masks[name] = masks.get(name, 0) | 1 << slot
-        if masks != self._masks or {key: n for key, n in counts.items() if n > 1} != self._counts:
+        more: dict[int, dict[Fingerprint, int]] = {}
+        for slot, some in self._open.items():
+            counts = Counter(name for prediction in some for name in prediction.fingerprints)
+            for name in counts:
+                masks[name] = masks.get(name, 0) | 1 << slot
+            more[slot] = {name: count for name, count in counts.items() if count > 1}
+        if masks != self._masks or {slot: counts for slot, counts in more.items() if counts} != self._counts:
             raise InvariantError(f"{self!r}: what is expected is not what the open requests expect")
 
     def _add(self, slot: int, fingerprints: Sequence[Fingerprint]) -> None:
-        masks, counts, bit = self._masks, self._counts, 1 << slot
+        masks, bit = self._masks, 1 << slot
+        counts = self._counts.setdefault(slot, {})
         for place, name in enumerate(fingerprints):
             mask = masks.get(name)
             if mask is None:
                 # Whole prefixes are expected: behind the first block that nobody expects there is none.
                 masks.update(dict.fromkeys(fingerprints[place:], bit))
-                return
+                break
             if mask & bit:
-                counts[name, slot] = counts.get((name, slot), 1) + 1
+                counts[name] = counts.get(name, 1) + 1
             else:
                 masks[name] = mask | bit
+        if not counts:
+            del self._counts[slot]
 
     def _drop(self, slot: int, fingerprints: Sequence[Fingerprint]) -> None:
-        masks, counts, bit = self._masks, self._counts, 1 << slot
+        masks, bit = self._masks, 1 << slot
+        counts = self._counts.get(slot)
         for name in fingerprints:
-            if counts and (count := counts.get((name, slot))) is not None:
+            if counts and (count := counts.get(name)) is not None:
                 if count == 2:
-                    del counts[name, slot]
+                    del counts[name]
                 else:
-                    counts[name, slot] = count - 1
+                    counts[name] = count - 1
             elif (mask := masks[name]) == bit:
                 del masks[name]
             else:
                 masks[name] = mask & ~bit
+        if counts is not None and not counts:
+            del self._counts[slot]
 
     def __repr__(self) -> str:
         return f"<Predictions {len(self)} of {len(self._masks)} blocks at {len(self._open)} slots>"

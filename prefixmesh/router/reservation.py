@@ -13,6 +13,8 @@ when the worker says what it found cached, and is given back at the first token;
 import enum
 from typing import Protocol
 
+import msgspec
+
 from prefixmesh.errors import DoubleReleaseError
 from prefixmesh.ids import RequestId
 
@@ -38,37 +40,26 @@ class Ledger(Protocol):
         ...
 
 
-class Reservation:
+class Reservation(msgspec.Struct, eq=False):
     """A claim of ``prefill_ms`` and ``decode_ms`` on the life of a worker that ``ledger`` stands for."""
 
-    __slots__ = ("_ledger", "branches", "decode_ms", "is_reported", "prefill_ms", "request_id", "state")
+    ledger: Ledger
+    request_id: RequestId
+    """Its name in the ticket and in the worker's reports."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        request_id: RequestId,
-        *,
-        prefill_ms: float,
-        decode_ms: float,
-        branches: int = 1,
-    ) -> None:
-        self._ledger = ledger
-        self.branches = branches
-        """Answers that are computed from the one prompt."""
+    prefill_ms: float
+    """Milliseconds of prefill still claimed."""
 
-        self.request_id = request_id
-        """Its name in the ticket and in the worker's reports."""
+    decode_ms: float
+    """Milliseconds of expected decoding still claimed."""
 
-        self.prefill_ms = prefill_ms
-        """Milliseconds of prefill still claimed."""
+    branches: int = 1
+    """Answers that are computed from the one prompt."""
 
-        self.decode_ms = decode_ms
-        """Milliseconds of expected decoding still claimed."""
+    is_reported: bool = False
+    """Whether the worker's last report counts it in; kept by the ledger."""
 
-        self.is_reported = False
-        """Whether the worker's last report counts it in; kept by the ledger."""
-
-        self.state = ReservationState.RESERVED
+    state: ReservationState = ReservationState.RESERVED
 
     def __repr__(self) -> str:
         return f"Reservation({self.state.name.lower()}, {self.prefill_ms:.1f} + {self.decode_ms:.1f} ms)"
@@ -96,10 +87,10 @@ class Reservation:
         """Give everything back. Raises DoubleReleaseError, changing nothing, the second time."""
         if self.has_ended:
             raise DoubleReleaseError("a reservation was settled twice")
-        self._ledger.close(self)
+        self.ledger.close(self)
         self.prefill_ms = self.decode_ms = 0.0
         self.state = ReservationState.ENDED
 
     def _claim(self, prefill_ms: float) -> None:
-        self._ledger.adjust(self, prefill_ms=prefill_ms)
+        self.ledger.adjust(self, prefill_ms=prefill_ms)
         self.prefill_ms = prefill_ms

@@ -62,9 +62,11 @@ class RouterCore:
         self._policy = policy
         self._block_size = block_size
         self._draw = draw
+        self._is_cost = policy.policy == "cost"
+        self._draws = policy.policy in _DRAWING
         self._history = history
         self._turn = 0
-        self._newcomers = SlowStart(policy.slow_start_s if policy.policy == "cost" else 0.0)
+        self._newcomers = SlowStart(policy.slow_start_s if self._is_cost else 0.0)
         self._sessions = Sessions()
         self._overload = Overload(policy.max_wait_s)
         self._placements = Placements(self.fleet, history)
@@ -196,16 +198,17 @@ class RouterCore:
         none of them has the adapter's content any more, OverloadedError when it would wait too long; a request that is refused leaves
         nothing. O(prompt blocks + workers).
         """
-        allowed, demand = self._allowed(request, exclude), self._demand(request)
-        if self._newcomers:
-            allowed = self._newcomers.hold_back(able_rows(self.fleet.columns, allowed, demand), now)
+        allowed, demand, newcomers = self._allowed(request, exclude), self._demand(request), self._newcomers
+        if newcomers:
+            allowed = newcomers.hold_back(able_rows(self.fleet.columns, allowed, demand), now)
         decision = self._decide(request, allowed, self._matches(request), demand)
         if decision is None:
             raise self._no_candidate_error(request, exclude)
-        if time_left_s is not None:
+        if time_left_s is not None and decision.terms.wait_ms:
             self._check_wait(request, decision, time_left_s, now)
         self._turn += decision.was_tie
-        self._newcomers.taken(decision.row)
+        if newcomers:
+            newcomers.taken(decision.row)
         if self._policy.affinity_ms:
             self._sessions.went(request.session, self.fleet.at_row(decision.row).endpoint)
         self.view.index.touch(request.fingerprints)
@@ -322,8 +325,8 @@ class RouterCore:
         self, request: RouteRequest, allowed: Mask | None, matches: MatchedTokens, demand: Demand
     ) -> Decision | None:
         # The policies beside ``cost`` are there to be compared with: nothing is added to them.
-        own_turn = request.whole_name if self.policy == "cost" else 0
-        chance = self._draw() if self.policy in _DRAWING else 0
+        own_turn = request.whole_name if self._is_cost else 0
+        chance = self._draw() if self._draws else 0
         turn = own_turn or self._turn
         return decide(self.fleet.columns, allowed, matches, demand, self._policy, turn, chance)
 
@@ -335,7 +338,9 @@ class RouterCore:
         now: float,
         expires_at: float | None,
     ) -> Placement:
-        entry, columns, terms = self.fleet.at_row(decision.row), self.fleet.columns, decision.terms
+        columns, terms = self.fleet.columns, decision.terms
+        row, rates = terms.row, columns.rates
+        entry = self.fleet.at_row(row)
         placement = Placement(
             request_id=request_id,
             request=request,
@@ -344,16 +349,14 @@ class RouterCore:
             reservation=entry.load.reserve(
                 request_id,
                 prefill_ms=terms.prefill_ms + terms.load_back_ms,
-                decode_ms=decode_work_ms(columns, entry.row, request.max_tokens, request.branches),
+                decode_ms=decode_work_ms(columns, row, request.max_tokens, request.branches),
                 branches=request.branches,
             ),
             prediction=self.view.expect(entry.endpoint, request.fingerprints),
-            curve=PrefillCurve(
-                float(columns.rates.linear[entry.row]),
-                float(columns.rates.quadratic[entry.row]),
-            ),
+            curve=PrefillCurve(rates.linear.item(row), rates.quadratic.item(row)),
             routed_at=now,
             expires_at=expires_at,
+            incarnation=entry.load.incarnation,
         )
         entry.totals.routed += 1
         self._placements.add(placement)

@@ -1,8 +1,8 @@
 """Which content an adapter's name means in a fleet, who may compute with it, and how an unknown name is looked up."""
 
 import asyncio
-import dataclasses
 
+import msgspec
 import pytest
 
 from prefixmesh.errors import AdapterChangedError, InvalidRequestError, UnavailableError
@@ -25,7 +25,7 @@ def tell(core: RouterCore, endpoint: Endpoint, **adapters: str) -> None:
 
 
 def request_for(name: str, digest: str, seed: int = 0) -> RouteRequest:
-    return dataclasses.replace(prompt(unique(seed, 200)), adapter=name, adapter_digest=digest)
+    return msgspec.structs.replace(prompt(unique(seed, 200)), adapter=name, adapter_digest=digest)
 
 
 def test_the_content_that_most_workers_have_is_meant() -> None:
@@ -99,7 +99,7 @@ def test_the_same_prompt_through_an_adapter_is_not_believed_cached() -> None:
     core.accepted(placement, 0, NOW)
     core.finished(placement, NOW)
     other_names = [Fingerprint(fingerprint ^ 1) for fingerprint in base.fingerprints]
-    adapted = dataclasses.replace(base, fingerprints=other_names, adapter="clerk", adapter_digest="d")
+    adapted = msgspec.structs.replace(base, fingerprints=other_names, adapter="clerk", adapter_digest="d")
     assert core.route(base, NOW).decision.terms.device_tokens > 0
     assert core.route(adapted, NOW).decision.terms.device_tokens == 0
 

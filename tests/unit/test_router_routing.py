@@ -2,8 +2,8 @@
 
 import random
 from collections import Counter
-from dataclasses import replace
 
+import msgspec
 import pytest
 
 from prefixmesh.errors import UnavailableError
@@ -266,7 +266,7 @@ def test_a_caller_that_has_excluded_everybody_is_told_so() -> None:
     with pytest.raises(UnavailableError, match="that the caller has not excluded"):
         core.route(prompt(unique(1, 100)), NOW, exclude={W0, W1})
     core.described(W0, facts("w0", adapters={"law": "digest"}), NOW)
-    with_adapter = replace(prompt(unique(1, 100)), adapter="law", adapter_digest="digest")
+    with_adapter = msgspec.structs.replace(prompt(unique(1, 100)), adapter="law", adapter_digest="digest")
     with pytest.raises(UnavailableError, match="has the adapter 'law' and that the caller has not excluded"):
         core.route(with_adapter, NOW, exclude={W0})
 
