@@ -40,7 +40,7 @@ class AsyncCall:
         self._course = course
         self._time_left = time_left
         self._workers = workers
-        self._is_over = False
+        self._is_over = self._is_cancelled = False
         self._held = ""
         """The worker whose channel is held for the attempt."""
 
@@ -77,12 +77,16 @@ class AsyncCall:
             except grpc.aio.UsageError as error:  # a channel that was closed while no call was under way
                 raise CancelledError("the client was closed") from error
             self._release()
+            if broken is not None and self._is_cancelled:
+                # It had failed already when it was cancelled, and gRPC tells of the failure.
+                raise CancelledError("the call was cancelled here")
             if broken is not None and self._goes_on(broken):
                 return self._course.last
         return grpc.aio.EOF
 
     def cancel(self) -> None:
         """End whatever is under way."""
+        self._is_cancelled = True
         if self._call is not None:
             self._call.cancel()
         opening = self._opening

@@ -43,7 +43,10 @@ class FakeInference:
     """After this many deltas the answer stands still until the call is cancelled."""
 
     dies_at: int | None = None
-    """When this token is due, the server vanishes: connections break, and new ones are refused."""
+    """When this token is due, the server vanishes: connections break, and new ones are refused. Callers may miss what they had not read."""
+
+    fails_at: int | None = None
+    """When this token is due, the answer ends in UnavailableError."""
 
     error: PrefixmeshError | None = None
     """Raised in place of ``Finished``, or at once by the unary calls."""
@@ -190,13 +193,11 @@ class FakeInference:
             if position == self.hold_after:
                 self.holding.set()
                 await asyncio.Event().wait()
-            if position == self.dies_at:
-                await self._die()
+            await self._fail(position)
             for branch in range(branches):
                 if position >= begun[branch]:
                     yield delta(position, word, branch=branch)
-        if self.dies_at == len(self.words):
-            await self._die()
+        await self._fail(len(self.words))
         for branch in range(branches if branches > 1 else 0):
             computed = len(self.words) - begun[branch]
             ended = pb.BranchEnded(branch=branch, reason=self.reason, completion_tokens=computed)
@@ -213,9 +214,12 @@ class FakeInference:
         if self.error_after_end is not None:
             raise self.error_after_end
 
-    async def _die(self) -> None:
-        self._dying = asyncio.ensure_future(self._vanish())
-        await asyncio.Event().wait()
+    async def _fail(self, position: int) -> None:
+        if position == self.fails_at:
+            raise UnavailableError("the engine died")
+        if position == self.dies_at:
+            self._dying = asyncio.ensure_future(self._vanish())
+            await asyncio.Event().wait()
 
     async def _vanish(self) -> None:
         await self.stop_now()
