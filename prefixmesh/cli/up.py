@@ -7,8 +7,9 @@ import click
 
 from prefixmesh import paths
 from prefixmesh.cache.namespace import Isolation
-from prefixmesh.config import FILE_STATE, RouterConfig, RoutingPolicy
+from prefixmesh.config import FILE_STATE, RouterConfig
 from prefixmesh.fleet.supervision import DEFAULT_MAX_RESTARTS
+from prefixmesh.router.options import routing_from, routing_options
 from prefixmesh.rpc.until_signal import DEFAULT_GRACE_S
 from prefixmesh.worker.options import engine_config_from, engine_options
 
@@ -22,34 +23,7 @@ _ROUTER = RouterConfig(workers=("unused:1",))
 @click.command()
 @click.option("--workers", type=click.IntRange(min=1), help="[default: one per GPU, or 2 without GPUs]")
 @engine_options
-@click.option(
-    "--policy",
-    type=click.Choice(get_args(RoutingPolicy)),
-    default=_ROUTER.policy,
-    show_default=True,
-    help="How the router chooses a worker.",
-)
-@click.option(
-    "--spill-weight",
-    type=float,
-    default=_ROUTER.spill_weight,
-    show_default=True,
-    help="How much work added for others counts beside a request's own wait.",
-)
-@click.option(
-    "--affinity-ms",
-    type=float,
-    default=_ROUTER.affinity_ms,
-    show_default=True,
-    help="Prefer the worker of a session's last request by so much, among workers that differ little.",
-)
-@click.option(
-    "--slow-start-s",
-    type=float,
-    default=_ROUTER.slow_start_s,
-    show_default=True,
-    help="Seconds in which a worker that joins is fed at a growing rate; 0 switches that off.",
-)
+@routing_options
 @click.option(
     "--router-host", default=_ROUTER.host, show_default=True, help="Beyond loopback needs --api-keys-file."
 )
@@ -71,11 +45,6 @@ _ROUTER = RouterConfig(workers=("unused:1",))
     "--state",
     metavar="memory://|file://PATH",
     help="Where the router remembers workers that are added later.  [default: router_state.json in ~/.prefixmesh]",
-)
-@click.option(
-    "--history",
-    type=click.Path(dir_okay=False, resolve_path=True),
-    help="The router appends what happens to each request to this file, for `prefixmesh history`.  [default: none]",
 )
 @click.option(
     "--address",
@@ -150,17 +119,13 @@ def _request(options: dict[str, Any]) -> "FleetRequest":
     return FleetRequest(
         engine=engine_config_from(options),
         workers=options["workers"],
-        policy=options["policy"],
-        spill_weight=options["spill_weight"],
-        affinity_ms=options["affinity_ms"],
-        slow_start_s=options["slow_start_s"],
+        routing=RouterConfig(workers=_ROUTER.workers, **routing_from(options)),
         router_host=options["router_host"],
         router_port=options["router_port"],
         metrics_port=options["metrics_port"],
         api_keys_file=options["api_keys_file"],
         state=options["state"] or FILE_STATE + _state_file(options["address"]),
         isolation=options["isolation"],
-        history=options["history"],
         address=options["address"],
         start_timeout_s=options["start_timeout"],
         max_restarts=options["max_restarts"],

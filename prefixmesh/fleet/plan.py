@@ -11,15 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from prefixmesh.cache.namespace import Isolation
-from prefixmesh.config import (
-    DEFAULT_SLOW_START_S,
-    DEFAULT_SPILL_WEIGHT,
-    MEMORY_STATE,
-    EngineConfig,
-    RouterConfig,
-    RoutingPolicy,
-    WorkerConfig,
-)
+from prefixmesh.config import MEMORY_STATE, EngineConfig, RouterConfig, WorkerConfig
 from prefixmesh.errors import ConfigError
 from prefixmesh.fleet.supervision import DEFAULT_MAX_RESTARTS, RestartPolicy
 from prefixmesh.rpc.identity import is_loopback
@@ -49,11 +41,8 @@ class FleetRequest:
     workers: int | None = None
     """None: one per GPU where there are any, else ``DEFAULT_CPU_WORKERS``."""
 
-    policy: RoutingPolicy = "cost"
-    spill_weight: float = DEFAULT_SPILL_WEIGHT
-    affinity_ms: float = 0.0
-    slow_start_s: float = DEFAULT_SLOW_START_S
-    """These four as in ``RouterConfig``."""
+    routing: RouterConfig = field(default_factory=lambda: RouterConfig(workers=(_ANY_ADDRESS,)))
+    """How the router decides. Its workers and model are the fleet's, and the fields below hold instead of its own."""
 
     router_host: str = LOOPBACK
     router_port: int = 0
@@ -64,9 +53,6 @@ class FleetRequest:
     """Where the router remembers the workers that operators add; see ``RouterConfig.state``."""
 
     isolation: Isolation = "tenant"
-    history: str | None = None
-    """File on the router's node to which it appends what happens to each request; None keeps none."""
-
     address: str | None = None
     """A Ray cluster to join (``auto``, ``HOST:PORT`` or ``ray://HOST:PORT``); None starts a local one that ends with the fleet."""
 
@@ -101,15 +87,12 @@ class FleetRequest:
 
     def router_config(self, addresses: Sequence[str], port: int | None = None) -> RouterConfig:
         """Settings of the router in front of workers at ``addresses``; ``port`` is the one that an earlier life of it was given."""
-        return RouterConfig(
+        return dataclasses.replace(
+            self.routing,
             workers=tuple(addresses),
             model=self.engine.model,
             host=self.router_host,
             port=self.router_port if port is None else port,
-            policy=self.policy,
-            spill_weight=self.spill_weight,
-            affinity_ms=self.affinity_ms,
-            slow_start_s=self.slow_start_s,
             api_keys_file=self.api_keys_file,
             state=self.state,
             isolation=self.isolation,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from prefixmesh.adapter_names import split_adapter_setting
-from prefixmesh.config import FILE_STATE, MEMORY_STATE, check_state_url
+from prefixmesh.config import FILE_STATE, MEMORY_STATE, RouterConfig, check_state_url
 from prefixmesh.errors import ConfigError, InvalidRequestError
 from prefixmesh.fleet.plan import FleetRequest
 from prefixmesh.model_files.adapter_folder import AdapterRoot
@@ -24,7 +24,7 @@ _CLIENT_SCHEME: Final = "ray://"
 
 
 def check_request(request: FleetRequest) -> FleetRequest:
-    """``request`` with the paths of its keys file, state and adapter root made absolute, for an actor has a working folder of its own.
+    """``request`` with the paths of its keys file, state, history and adapter root made absolute, for an actor has a working folder of its own.
 
     Raises ConfigError for a package that is not installed, GPUs that are not there, a state of no known kind, a keys file that cannot be read, an adapter root that is no folder and a router
     port that is taken. Reads one file and binds one socket for a moment.
@@ -36,7 +36,9 @@ def check_request(request: FleetRequest) -> FleetRequest:
         return request
     if request.router_port:
         _check_free(request.router_host, request.router_port)
-    request = dataclasses.replace(request, state=_absolute_state(request.state))
+    request = dataclasses.replace(
+        request, state=_absolute_state(request.state), routing=_with_absolute_history(request.routing)
+    )
     if request.api_keys_file is None:
         return request
     path = Path(request.api_keys_file).expanduser().absolute()
@@ -49,6 +51,12 @@ def _absolute_state(state: str) -> str:
     if state == MEMORY_STATE:
         return state
     return f"{FILE_STATE}{Path(state.removeprefix(FILE_STATE)).expanduser().absolute()}"
+
+
+def _with_absolute_history(routing: RouterConfig) -> RouterConfig:
+    if routing.history is None:
+        return routing
+    return dataclasses.replace(routing, history=str(Path(routing.history).expanduser().absolute()))
 
 
 def check_adapters(request: FleetRequest) -> None:

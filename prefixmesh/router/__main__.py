@@ -9,9 +9,10 @@ import click
 
 from prefixmesh import paths
 from prefixmesh.cache.namespace import Isolation
-from prefixmesh.config import RouterConfig, RoutingPolicy
+from prefixmesh.config import RouterConfig
 from prefixmesh.errors import PrefixmeshError
 from prefixmesh.fleet_secret import load_or_create
+from prefixmesh.router.options import routing_options
 from prefixmesh.router.server import BoundRouter, RouterServer
 from prefixmesh.rpc.until_signal import DEFAULT_GRACE_S, run_until_signal
 
@@ -33,48 +34,7 @@ _DEFAULTS: Final = RouterConfig(workers=("localhost:1",))  # any address: only t
     "--host", default=_DEFAULTS.host, show_default=True, help="Beyond loopback API keys are needed."
 )
 @click.option("--port", type=int, default=_DEFAULTS.port, show_default=True, help="0 takes a free port.")
-@click.option(
-    "--policy",
-    type=click.Choice(get_args(RoutingPolicy)),
-    default=_DEFAULTS.policy,
-    show_default=True,
-    help="How a worker is chosen; the others are there to compare cost with.",
-)
-@click.option(
-    "--spill-weight",
-    type=float,
-    default=_DEFAULTS.spill_weight,
-    show_default=True,
-    help="How much work added for others counts beside a request's own wait.",
-)
-@click.option(
-    "--affinity-ms",
-    type=float,
-    default=_DEFAULTS.affinity_ms,
-    show_default=True,
-    help="Prefer the worker of a session's last request by so much, among workers that differ little.",
-)
-@click.option(
-    "--slow-start-s",
-    type=float,
-    default=_DEFAULTS.slow_start_s,
-    show_default=True,
-    help="Seconds in which a worker that joins is fed at a growing rate; 0 switches that off.",
-)
-@click.option(
-    "--max-wait-s",
-    type=float,
-    default=_DEFAULTS.max_wait_s,
-    show_default=True,
-    help="Refuse at once who would wait longer, or end after its deadline; 0 refuses nobody for that.",
-)
-@click.option(
-    "--stream-idle-timeout-s",
-    type=float,
-    default=_DEFAULTS.stream_idle_timeout_s,
-    show_default=True,
-    help="Seconds of silence between tokens after which an answer goes on at another worker; 0 waits on.",
-)
+@routing_options
 @click.option(
     "--block-size",
     type=int,
@@ -114,11 +74,6 @@ _DEFAULTS: Final = RouterConfig(workers=("localhost:1",))  # any address: only t
     show_default=True,
     metavar="memory://|file://PATH",
     help="Where workers that are added later are remembered.",
-)
-@click.option(
-    "--history",
-    type=click.Path(dir_okay=False),
-    help="Append what happens to each request to this file, for `prefixmesh history`.  [default: none]",
 )
 @click.option(
     "--fleet-secret-file",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prefixmesh.config import EngineConfig
+from prefixmesh.config import EngineConfig, RouterConfig
 from prefixmesh.errors import ConfigError
 from prefixmesh.fleet.plan import ClusterView, FleetRequest, NodeView, plan_fleet
 
@@ -98,19 +98,36 @@ def test_the_router_is_planned_from_the_request_and_the_addresses() -> None:
     """It serves the workers' model, by the policy that was asked for."""
     request = FleetRequest(
         engine=EngineConfig(model="some/model"),
-        policy="round_robin",
+        routing=RouterConfig(workers=("unused:1",), policy="round_robin", max_wait_s=7.0),
         router_port=8000,
         state="file:///state.json",
     )
     config = request.router_config(["127.0.0.1:1", "127.0.0.1:2"])
     assert config.workers == ("127.0.0.1:1", "127.0.0.1:2")
     assert config.state == "file:///state.json"
-    assert (config.model, config.policy, config.host, config.port) == (
-        "some/model",
-        "round_robin",
-        "127.0.0.1",
-        8000,
-    )
+    assert (config.model, config.host, config.port) == ("some/model", "127.0.0.1", 8000)
+    assert (config.policy, config.max_wait_s) == ("round_robin", 7.0)
+    assert request.router_config(["127.0.0.1:3"], port=8123).port == 8123, "a later life keeps the port"
+
+
+def test_what_no_router_would_take_is_refused_before_any_worker_loads() -> None:
+    """By the field's name."""
+    with pytest.raises(ConfigError, match="max_restarts"):
+        FleetRequest(max_restarts=-1)
+    with pytest.raises(ConfigError, match="port"):
+        FleetRequest(router_port=70_000)
+
+
+def test_a_worker_that_is_started_again_shares_cores_once_nodes_are_gone_and_gpus_never() -> None:
+    """Ray would otherwise keep it waiting for a share that nobody has."""
+    three = ClusterView(nodes=(NodeView(cpus=1, gpus=0),) * 3, may_grow=True)
+    two = ClusterView(nodes=three.nodes[:2], may_grow=True)
+    plan = plan_fleet(FleetRequest(workers=3), three)
+    assert [plan.cpus_now(plan.workers[0], cluster) for cluster in (three, two)] == [1.0, 0.0]
+    roomy = plan_fleet(FleetRequest(workers=2), three)
+    assert roomy.cpus_now(roomy.workers[0], two) == 1.0
+    on_gpus = plan_fleet(FleetRequest(), GPU_BOX)
+    assert (on_gpus.workers[0].num_gpus, on_gpus.cpus_now(on_gpus.workers[0], two)) == (1.0, 0.0)
 
 
 def test_a_router_beyond_loopback_needs_api_keys() -> None:

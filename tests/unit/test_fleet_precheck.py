@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixmesh.config import EngineConfig
+from prefixmesh.config import EngineConfig, RouterConfig
 from prefixmesh.errors import ConfigError
 from prefixmesh.fleet.plan import FleetRequest
 from prefixmesh.fleet.precheck import check_adapters, check_request
@@ -112,3 +112,22 @@ def test_an_adapter_that_no_worker_could_load_is_told_before_anything_starts(tmp
         ):
             check_adapters(FleetRequest(engine=engine))
         check_adapters(FleetRequest(engine=engine, address="auto"))
+
+
+def test_gpus_that_are_not_there_are_missed_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only on this machine: a cluster that is joined may have them."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    engine = EngineConfig(device="cuda")
+    check_request(FleetRequest(engine=engine))
+    with pytest.raises(ConfigError, match="needs 2 GPUs for 2 workers, and torch finds 1 here"):
+        check_request(FleetRequest(engine=engine, workers=2))
+    check_request(FleetRequest(engine=engine, workers=2, address="auto"))
+
+
+def test_the_history_is_written_where_the_command_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router's actor has a working folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    routing = RouterConfig(workers=("unused:1",), history="history.jsonl")
+    assert check_request(FleetRequest(routing=routing)).routing.history == str(tmp_path / "history.jsonl")
