@@ -3,8 +3,8 @@
 import asyncio
 import random
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import Final, Literal, get_args
+from contextlib import AsyncExitStack, suppress
+from typing import Final
 
 import psutil
 
@@ -13,6 +13,7 @@ from prefixmesh.errors import CancelledError
 from prefixmesh.history_check import HistoryChecker
 from prefixmesh.history_file import read_history
 from prefixmesh.history_report import HistoryReport
+from tests.support.failure_cancelling import cancel_somehow
 from tests.support.failure_figures import Figure, at_least, none, told
 from tests.support.failure_fleet import FailureFleet, until
 from tests.support.failure_kills import wrong_answers
@@ -21,13 +22,7 @@ from tests.support.scraping import scrape
 
 Gauges = dict[str, float]
 
-Way = Literal["client", "router", "worker"]
-"""Who cancels: the caller leaves; it asks the router to abort; somebody asks the worker to."""
-
 QUIET_WITHIN_S: Final = 20.0
-BEFORE_START_SHARE: Final = 0.2
-"""Of the callers that leave, those that do so before anything has come."""
-
 _VIEW: Final = ("in_flight", "work_ms", "running_requests", "queued_requests", "uncached_tokens")
 _METRICS: Final = (
     "prefixmesh_requests_in_flight",
@@ -80,7 +75,13 @@ async def cancel_many(
     rng = random.Random(seed)
     ended: list[Sent] = []
     numbers = iter(range(requests))
-    async with AsyncClient(fleet.router.address, direct=direct) as client:
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(AsyncClient(fleet.router.address, direct=direct))
+        at_worker = {
+            worker.name: await stack.enter_async_context(AsyncClient(worker.address))
+            for worker in fleet.workers
+        }
+        await asyncio.gather(*(one.list_models() for one in at_worker.values()))
         # A process that has served once has its threads and connections: what it holds then is what it holds.
         warm = [workload.request(-1 - index) for index in range(4 * len(fleet.workers))]
         await asyncio.gather(*(run(client, one) for one in warm))
@@ -90,7 +91,7 @@ async def cancel_many(
             for number in numbers:
                 request = workload.request(number)
                 ended.append(request)
-                await _cancelled(fleet, client, request, rng)
+                await cancel_somehow(client, lambda sent: at_worker[sent.worker], request, rng)
 
         await asyncio.gather(*(go_on() for _ in range(at_once)))
         left = await not_given_back(fleet, before)
@@ -119,32 +120,6 @@ async def _quiet_gauges(fleet: FailureFleet) -> Gauges:
 
     await until(is_idle, "nothing runs")
     return found
-
-
-async def _cancelled(fleet: FailureFleet, client: AsyncClient, request: Sent, rng: random.Random) -> None:
-    way: Way = rng.choice(get_args(Way))
-    point, leaves_early = rng.randrange(request.max_tokens), rng.random() < BEFORE_START_SHARE
-    reached = asyncio.Event()
-
-    def look(sent: Sent) -> None:
-        if sent.request_id and len(sent.tokens) >= point:
-            reached.set()
-
-    task = asyncio.create_task(run(client, request, look))
-    if way == "client" and leaves_early:
-        await asyncio.sleep(rng.random() * 0.05)
-    else:
-        waiting = asyncio.create_task(reached.wait())
-        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-    if way == "client":
-        task.cancel()
-    elif way == "router" and request.request_id:
-        await client.abort(request.request_id)
-    elif request.request_id:
-        async with AsyncClient(fleet.worker(request.worker).address) as at_worker:
-            await at_worker.abort(request.request_id)
-    await asyncio.wait({task})
 
 
 def check_history(fleet: FailureFleet) -> HistoryReport:
