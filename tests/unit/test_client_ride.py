@@ -30,9 +30,13 @@ def ride(*, known: bool = True, rides: bool = True, draw: float = 0.5) -> Ride:
 def pauses(one: Ride, left_s: float | None = None) -> list[float]:
     """Until it gives up, each followed by another call in vain."""
     made: list[float] = []
-    with pytest.raises(UnavailableError) as caught:
+
+    def wait_in_vain() -> None:
         while True:
             made.append(one.broke(GONE, sum(made), None if left_s is None else left_s - sum(made)))
+
+    with pytest.raises(UnavailableError) as caught:
+        wait_in_vain()
     assert str(caught.value) == f"refused (waited {sum(made):.1f} s for it)"
     return made
 
