@@ -17,6 +17,6 @@ def down(timeout: float) -> None:
 
     A Ray cluster that the fleet only joined stays. With no fleet up it does nothing.
     """
-    from prefixmesh.fleet.detached import stop_fleet
+    from prefixmesh.fleet.control import stop_fleet
 
     click.echo("The fleet is stopped." if stop_fleet(timeout) else "No fleet is up.")

@@ -34,7 +34,7 @@ PIPE_WIDTH: Final = 160
 def status(*, as_json: bool, **values: Any) -> None:
     """Show the fleet and its workers; exit code 1 when none is up."""
     from prefixmesh.client.target import make_target
-    from prefixmesh.fleet.detached import see_fleet
+    from prefixmesh.fleet.control import see_fleet
 
     state = see_fleet() if values["address"] is None else None
     target = make_target(

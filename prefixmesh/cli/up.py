@@ -91,7 +91,8 @@ def up(grace: float, *, detach: bool, revive: bool, **options: Any) -> None:
     """
     from prefixmesh import fleet_state
     from prefixmesh.cli.progress import FleetProgress
-    from prefixmesh.fleet.detached import revive_fleet, start_detached
+    from prefixmesh.fleet.control import revive_fleet
+    from prefixmesh.fleet.detached import start_detached
     from prefixmesh.fleet.keeper import keep_fleet
 
     if revive:

@@ -1,41 +1,25 @@
-"""Keeping a fleet in the background: starting its keeper so that it outlives the command, and asking it to end or to try again.
+"""Starting a fleet's keeper in the background, so that it outlives the command.
 
 The keeper gets its settings as JSON on stdin and tells its events as JSON lines on stdout, until the fleet is up; its
-log goes to a file. A fleet on a joined cluster has a supervisor there and goes on when its keeper is killed: then the commands here ask the
-supervisor, for which they join the cluster.
+log goes to a file.
 """
 
-import asyncio
 import contextlib
-import dataclasses
 import logging
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
-from prefixmesh import fleet_state, paths
-from prefixmesh.errors import NotFoundError, PrefixmeshError, UnavailableError
-from prefixmesh.fleet.detached_fleet import revive_supervised, see_supervised, stop_supervised
+from prefixmesh import paths
+from prefixmesh.errors import PrefixmeshError, UnavailableError
 from prefixmesh.fleet.events import FleetEvent, Report
-from prefixmesh.fleet.hold import check_no_fleet, find_fleet, find_holder
-from prefixmesh.fleet.keeper import REVIVE_SIGNAL, keep_fleet
+from prefixmesh.fleet.hold import check_no_fleet
+from prefixmesh.fleet.keeper import keep_fleet
 from prefixmesh.fleet.launcher import start_error
 from prefixmesh.fleet.plan import FleetRequest
-from prefixmesh.fleet.ray_session import open_session
-from prefixmesh.fleet.record import living_actors, part_states
-from prefixmesh.fleet_state import FleetState
-
-_POLL_S: Final = 0.05
-"""Linux has no portable way to wait for a process that is not one's child."""
-
-FORCE_WAIT_S: Final = 10.0
-"""How long a keeper may take to end after it was asked twice."""
 
 
 class _Order(msgspec.Struct, frozen=True):
@@ -85,84 +69,6 @@ def start_detached(request: FleetRequest, report: Report, grace_s: float) -> Non
         raise
     finally:
         keeper.stdout.close()
-
-
-def stop_fleet(timeout_s: float) -> bool:
-    """Ask the keeper of this user's fleet to end and wait until it has; False when there is none.
-
-    After ``timeout_s`` it is asked to hurry, then killed: Ray then ends the actors that are its own. Ends no process but the keeper. Without
-    a keeper, a supervisor that may live on is asked.
-    """
-    state, pid = find_fleet(), find_holder()
-    if pid is None:
-        fleet_state.forget()  # left by a keeper that was killed
-        if state is None:
-            return False
-        _stop_supervised(state, timeout_s)
-        return True
-    for number, wait_s in (
-        (signal.SIGTERM, timeout_s),
-        (signal.SIGTERM, FORCE_WAIT_S),
-        (signal.SIGKILL, FORCE_WAIT_S),
-    ):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-        if _wait_released(wait_s):
-            break
-    else:
-        raise UnavailableError(f"process {pid}, which holds the fleet, does not end")
-    if number == signal.SIGKILL and state is not None and state.supervisor:
-        _stop_supervised(state, 0.0)  # it would have gone on
-    fleet_state.forget()
-    return True
-
-
-def _stop_supervised(state: FleetState, timeout_s: float) -> None:
-    with open_session(state.ray_address) as session:
-        asyncio.run(stop_supervised(session.ray, state.ray_namespace, timeout_s))
-
-
-def see_fleet() -> FleetState:
-    """The fleet that is up, with what its supervisor sees now; raises NotFoundError when none is up.
-
-    Reads a file; joins the Ray cluster (seconds) only when the file's writer has been killed and the fleet's supervisor lives on.
-    """
-    state = find_fleet()
-    if state is None:
-        raise NotFoundError("no fleet is up; start one with: prefixmesh up")
-    if find_holder() is not None:
-        return state
-    with open_session(state.ray_address) as session:
-        parts = asyncio.run(see_supervised(session.ray, state.ray_namespace))
-    return dataclasses.replace(
-        state,
-        pid=None,
-        workers={part.name: part.address for part in parts if part.kind == "worker" and part.address},
-        actor_names=(*living_actors(parts), state.supervisor),
-        parts=part_states(parts),
-    )
-
-
-def revive_fleet() -> None:
-    """Have the fleet that is up try again what it has given up; raises NotFoundError when none is up."""
-    state = find_fleet()
-    if state is None:
-        raise NotFoundError("no fleet is up; start one with: prefixmesh up")
-    pid = find_holder()
-    if pid is not None:
-        os.kill(pid, REVIVE_SIGNAL)
-        return
-    with open_session(state.ray_address) as session:
-        asyncio.run(revive_supervised(session.ray, state.ray_namespace))
-
-
-def _wait_released(wait_s: float) -> bool:
-    deadline = time.monotonic() + wait_s
-    while find_holder() is not None:
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(_POLL_S)
-    return True
 
 
 def _serve_order() -> int:

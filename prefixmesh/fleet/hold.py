@@ -6,6 +6,7 @@ that was given the same number later.
 
 import fcntl
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from prefixmesh.errors import ConfigError, NotFoundError
 from prefixmesh.fleet_state import FleetState
 
 ALREADY_UP: Final = "a fleet is already up; stop it with: prefixmesh down"
+
+REVIVE_SIGNAL: Final = signal.SIGUSR1
+"""Asks the holder to try again what was given up."""
 
 ATTEMPTS: Final = 3
 """Whoever only looks (``find_holder``) has the lock for a moment, which must not pass for a fleet."""

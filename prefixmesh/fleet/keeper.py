@@ -21,7 +21,7 @@ from prefixmesh import fleet_state, paths
 from prefixmesh.errors import ConfigError
 from prefixmesh.fleet.events import FleetEvent, Report
 from prefixmesh.fleet.fleet import Endpoints, Fleet, given_up_error
-from prefixmesh.fleet.hold import ALREADY_UP, find_fleet, hold_fleet
+from prefixmesh.fleet.hold import ALREADY_UP, REVIVE_SIGNAL, find_fleet, hold_fleet
 from prefixmesh.fleet.plan import FleetPlan, FleetRequest, plan_fleet
 from prefixmesh.fleet.precheck import check_adapters, check_request
 from prefixmesh.fleet.ray_session import RaySession, open_session
@@ -35,9 +35,6 @@ from prefixmesh.model_files.source import resolve_model
 _log = logging.getLogger(__name__)
 
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-
-REVIVE_SIGNAL: Final = signal.SIGUSR1
-"""Asks the holder to try again what was given up (``prefixmesh up --revive``)."""
 
 
 class AnyFleet(Protocol):

@@ -1,5 +1,6 @@
 """One process at a time holds the fleet of a user."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -7,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from prefixmesh import fleet_state
 from prefixmesh.errors import ConfigError
-from prefixmesh.fleet.detached import stop_fleet
-from prefixmesh.fleet.hold import find_holder, hold_file, hold_fleet
+from prefixmesh.fleet.control import stop_fleet
+from prefixmesh.fleet.hold import check_no_fleet, find_fleet, find_holder, hold_file, hold_fleet
+from prefixmesh.fleet_state import FleetState
+from tests.support.fake_inference import refusing_address
 
 HOLD_UNTIL_STDIN_ENDS = """
 import sys
@@ -67,3 +71,47 @@ def test_stopping_asks_the_holder_to_end_and_may_be_repeated() -> None:
         assert stop_fleet(timeout_s=10.0)
         holder.wait(timeout=10)
     assert not stop_fleet(timeout_s=10.0)
+
+
+def test_a_fleet_with_a_supervisor_counts_as_up_without_a_holder() -> None:
+    """It outlives whoever held it; any other fleet is gone with its holder."""
+    state = FleetState(
+        router="r:1",
+        workers={},
+        model="m",
+        ray_address="h:1",
+        ray_namespace="n",
+        actor_names=(),
+        started_ray=False,
+        pid=1,
+    )
+    fleet_state.save(state)
+    assert find_fleet() is None
+    check_no_fleet()
+    fleet_state.save(dataclasses.replace(state, supervisor="supervisor"))
+    assert find_fleet() is not None
+    with pytest.raises(ConfigError, match="already up"):
+        check_no_fleet()
+
+
+def test_a_cluster_that_is_gone_leaves_the_fleets_file_and_says_what_to_do() -> None:
+    """A network that fails for a moment must not make a fleet be forgotten that runs."""
+    with refusing_address() as address:
+        fleet_state.save(
+            FleetState(
+                router="r:1",
+                workers={},
+                model="m",
+                ray_address=address,
+                ray_namespace="n",
+                actor_names=(),
+                started_ray=False,
+                pid=None,
+                supervisor="supervisor",
+            )
+        )
+        with pytest.raises(
+            ConfigError, match=f"cannot reach a Ray cluster at {address}.*remove .*fleet.json"
+        ):
+            stop_fleet(1.0)
+    assert find_fleet() is not None
