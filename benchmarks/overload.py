@@ -63,6 +63,10 @@ class Outcome:
     """``ok``, ``refused``, ``late``, or an error's reason."""
 
     retry_after_s: float | None = None
+    predicted_ms: float | None = None
+    """Until the first token, by the router's decision; and what came true."""
+
+    first_token_ms: float | None = None
 
     @property
     def ms(self) -> float:
@@ -156,7 +160,7 @@ class Load:
     async def _ask(self, phase: Phase, kind: str, timeout_s: float) -> None:
         outcome = Outcome(kind, time.monotonic())
         try:
-            await self._client.generate(
+            answer = await self._client.generate(
                 self._rng.choices(VOCABULARY, k=PROMPT_TOKENS),
                 max_tokens=ANSWER_TOKENS,
                 ignore_eos=True,
@@ -165,6 +169,9 @@ class Load:
                 timeout_s=timeout_s,
             )
             outcome.status = "ok"
+            outcome.first_token_ms = (answer.first_token_s or 0.0) * 1e3
+            if answer.started.routing is not None:
+                outcome.predicted_ms = answer.started.routing.predicted_first_token_ms
         except OverloadedError as error:
             outcome.status, outcome.retry_after_s = "refused", error.retry_after_s
         except DeadlineError:
@@ -213,6 +220,7 @@ def figures(
             "overload_p50": round(statistics.median(one.ms for one in overload.of("ok")), 1),
             "after_p50": round(p50_after, 1),
         },
+        "first_token_error_ms": {phase.name: _errors(phase) for phase in (before, overload, after)},
         "after_over_before": round(p50_after / p50_before, 3),
         "memory_mib": _memory(load.memory, overload.began, options.overload_s),
     }
@@ -220,6 +228,16 @@ def figures(
 
 def _at(ordered: Sequence[float], share: float) -> float | None:
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2) if ordered else None
+
+
+def _errors(phase: Phase) -> dict[str, float | None]:
+    """What came true, less what was predicted: at the 10th, 50th and 90th hundredth."""
+    errors = sorted(
+        one.first_token_ms - one.predicted_ms
+        for one in phase.of("ok")
+        if one.first_token_ms is not None and one.predicted_ms is not None
+    )
+    return {f"p{share}": _at(errors, share / 100) for share in (10, 50, 90)}
 
 
 def _memory(

@@ -37,6 +37,10 @@ class WorkerReport:
     answer_tokens: int = 0
     """Mean length of the answers that ended last; 0 before the first, and from workers that do not tell."""
 
+    token_interval_ms: float = 0.0
+    """From one token of an answer to its next, lately: a decode step, and what of others' prefills was computed in it. Measured; 0 where
+    nothing was measured yet, and from workers that do not tell."""
+
     prefill_ms_per_token: float = 0.0
     prefill_ms_per_token2: float = 0.0
     """One curve: to compute the tokens from ``a`` to ``b`` of a prompt takes ``first * (b - a) + second * (b**2 - a**2)`` milliseconds.

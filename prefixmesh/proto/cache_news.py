@@ -175,6 +175,7 @@ def _encode_report(report: WorkerReport) -> pb.WorkerReport:
         uncached_tokens=report.uncached_tokens,
         uncached_squares=report.uncached_squares,
         answer_tokens=report.answer_tokens,
+        token_interval_ms=report.token_interval_ms,
         prefill=pb.PrefillRate(
             linear_ms_per_token=report.prefill_ms_per_token,
             quadratic_ms_per_token2=report.prefill_ms_per_token2,
@@ -215,6 +216,7 @@ def _decode_report(report: pb.WorkerReport) -> WorkerReport:
         uncached_tokens=_not_negative(report.uncached_tokens, "report.uncached_tokens"),
         uncached_squares=_not_negative(report.uncached_squares, "report.uncached_squares"),
         answer_tokens=_not_negative(report.answer_tokens, "report.answer_tokens"),
+        token_interval_ms=check_rate(report.token_interval_ms, "report.token_interval_ms"),
         prefill_ms_per_token=check_rate(
             report.prefill.linear_ms_per_token, "report.prefill.linear_ms_per_token"
         ),

@@ -132,11 +132,13 @@ def decode_work_ms(columns: FleetColumns, row: int, max_tokens: int | None, bran
 
 
 def expected_answer_ms(columns: FleetColumns, row: int, max_tokens: int | None) -> float:
-    """Milliseconds from an answer's first token to its last, as long as answers were there lately or as its caller allows. O(1)."""
+    """Milliseconds that an answer takes beside its own prefill: as many steps as it is expected to have tokens, by the length of those that
+    ended last there or by its caller's limit, and on the average half a step until the one that runs is over. O(1)."""
     length = columns.answer_tokens.item(row)
     if max_tokens is not None:
         length = min(max_tokens, length)
-    return max(0.0, length - 1.0) * columns.rates.decode_step.item(row)
+    step_ms = max(columns.token_interval_ms.item(row), columns.rates.decode_step.item(row))
+    return (length + 0.5) * step_ms
 
 
 def weigh(

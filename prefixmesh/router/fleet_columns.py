@@ -31,7 +31,7 @@ ANSWER_TOKENS: Final = 64
 """How long an answer is expected to be that nobody knows anything of."""
 
 
-_COLUMNS: Final = 16
+_COLUMNS: Final = 17
 
 
 BOTH_SIDES: Final = 2
@@ -94,6 +94,9 @@ class FleetColumns:
 
     answer_tokens: Column
     """How long an answer is expected to become there: the mean of those that ended last."""
+
+    token_interval_ms: Column
+    """From one of its tokens to the next, beside others' prefills; 0 where that is not known."""
 
     trust: Column
     match_unit: Column
@@ -205,10 +208,11 @@ class FleetColumns:
         self.wait_steps_per_token[row] = length / max(self.pool_tokens.item(row) - room, length)
         self._least_free = self._least_room_now = None
 
-    def set_answer_tokens(self, row: int, tokens: int) -> None:
-        """Mean length of the answers that ended last on a worker; 0: not known. What load and pool say counts by it from the next
-        time on that they are set."""
+    def set_answers(self, row: int, *, tokens: int, token_interval_ms: float) -> None:
+        """Mean length of the answers that ended last on a worker, and the time from token to token; 0: not known. What load and pool say
+        counts by it from the next time on that they are set."""
         self.answer_tokens[row] = tokens or ANSWER_TOKENS
+        self.token_interval_ms[row] = token_interval_ms
 
     def forget_pool(self, row: int) -> None:
         """What is free there is not known any more, and taken for boundless until it is told again."""
@@ -282,7 +286,7 @@ class FleetColumns:
     def _clear(self, row: int) -> None:
         self.set_usable(row, usable=False)
         self.set_facts(row, match_unit=0, places=0, context_length=0, total_tokens=0)
-        self.set_answer_tokens(row, 0)
+        self.set_answers(row, tokens=0, token_interval_ms=0.0)
         self.set_load(row, in_flight=0, waiting_prefill_ms=0.0, decode_work_ms=0.0)
         self.forget_pool(row)
         self.trust[row] = 0.0
@@ -309,6 +313,7 @@ class FleetColumns:
             self.room_now,
             self.wait_steps_per_token,
             self.answer_tokens,
+            self.token_interval_ms,
             self.trust,
             self.match_unit,
             self.units_per_token,

@@ -133,7 +133,7 @@ class FleetState:
             load_back_ms_per_token=report.load_back_ms_per_token,
             adapter_load_ms=report.adapter_load_ms,
         )
-        columns.set_answer_tokens(row, report.answer_tokens)
+        columns.set_answers(row, tokens=report.answer_tokens, token_interval_ms=report.token_interval_ms)
         pool = report.device_pool
         if pool.total_pages and entry.facts is not None:
             page_size = entry.facts.page_size

@@ -15,12 +15,12 @@ from typing import Final, NamedTuple
 
 from prefixmesh.errors import OverloadedError
 
-URGENT_SHARE: Final = 1.0
-NORMAL_SHARE: Final = 0.8
-BACKGROUND_SHARE: Final = 0.4
-"""Of the longest wait that its deadline leaves it, what a request of a priority above, of and below 0 may wait. Normal requests alone keep
-the queues at four fifths of what an urgent one with the same deadline can bear, so that it finds room at once. That fifth is the margin for
-what is predicted wrongly, too."""
+URGENT_SHARE: Final = 0.9
+NORMAL_SHARE: Final = 0.7
+BACKGROUND_SHARE: Final = 0.35
+"""Of the longest wait that its deadline leaves it, what a request of a priority above, of and below 0 may wait. However many normal ones
+come, they keep the queues below what an urgent one with the same deadline may wait, so that it finds room at once. What is left of 1 is for
+what is predicted wrongly: places come free by the batch, and a tenth or two of a wait are chance."""
 
 LEAST_SHARE: Final = 0.1
 """Of the time left, so much may anybody wait, even who would not end in time where nobody waits: that is no overload, and it may be wrong

@@ -147,6 +147,7 @@ class EngineCore:
             uncached_tokens=scheduler.uncached_tokens,
             uncached_squares=scheduler.uncached_squares,
             answer_tokens=round(scheduler.estimate.mean_tokens),
+            token_interval_ms=self._rates.token_interval_ms,
             resident_adapters=self._adapters.table.resident,
             adapter_load_ms=self._adapters.load_ms,
             adapters=self._adapters.table.counts(),

@@ -12,6 +12,9 @@ from typing import Final
 WEIGHT: Final = 0.1
 """Weight of the newest step in the moving averages: the last ten or so steps count, one slow step does not."""
 
+INTERVAL_WEIGHT: Final = 0.03
+"""The same of steps that decode, whatever they prefill beside it: of those some do and some do not, and the mean of both is wanted."""
+
 KEPT_PER_STEP: Final = 0.98
 """Of what was learned of prefills before: the last fifty steps count. More than of decode steps, for the curve needs long prompts and short
 ones, and they come in any mixture."""
@@ -43,6 +46,11 @@ class EngineRates:
 
     def __init__(self, *, prefill_tokens_per_s: float = 0.0, decode_step_ms: float = 0.0) -> None:
         self.decode_step_ms = decode_step_ms
+        """Of steps that only decode."""
+
+        self.token_interval_ms = decode_step_ms
+        """Of all steps that decode, with what they prefill: from one token of an answer to its next."""
+
         self._line = _Line()
         if prefill_tokens_per_s > 0.0:
             self._line.add(PROFILE_STEPS * PROFILE_TOKENS, PROFILE_TOKENS, 1000.0 / prefill_tokens_per_s)
@@ -71,6 +79,8 @@ class EngineRates:
         if elapsed_s <= 0.0:
             return
         elapsed_ms = elapsed_s * 1000.0
+        if decoding:
+            self.token_interval_ms = _average(self.token_interval_ms, elapsed_ms, INTERVAL_WEIGHT)
         if not prefill_tokens:
             self.decode_step_ms = _average(self.decode_step_ms, elapsed_ms)
             return
@@ -124,5 +134,5 @@ class _Line:
         self.start = max(mean_y - self.slope * mean_x, 0.0)
 
 
-def _average(old: float, new: float) -> float:
-    return new if old == 0.0 else old + WEIGHT * (new - old)
+def _average(old: float, new: float, weight: float = WEIGHT) -> float:
+    return new if old == 0.0 else old + weight * (new - old)

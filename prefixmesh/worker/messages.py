@@ -314,6 +314,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     answer_tokens: int = 0
     """Mean length of the answers that ended last; 0 before the first."""
 
+    token_interval_ms: float = 0.0
+    """Of steps in which answers were decoded, with all that was computed in them; as measured, 0 before."""
+
     prefill_ms_per_token: float = 0.0
     prefill_ms_per_token2: float = 0.0
     """As measured, 0 before: the tokens from ``a`` to ``b`` of a prompt take ``first * (b - a) + second * (b**2 - a**2)``."""

@@ -123,6 +123,7 @@ class ReportMaker:
             uncached_tokens=load.uncached_tokens(engine.uncached_tokens, stats.mark),
             uncached_squares=load.uncached_squares(engine.uncached_squares, stats.mark),
             answer_tokens=engine.answer_tokens,
+            token_interval_ms=engine.token_interval_ms,
             prefill_ms_per_token=engine.prefill_ms_per_token,
             prefill_ms_per_token2=engine.prefill_ms_per_token2,
             decode_step_ms=engine.decode_step_ms,

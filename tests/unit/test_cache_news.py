@@ -24,6 +24,7 @@ REPORT = WorkerReport(
     uncached_tokens=2**40,
     uncached_squares=2**60,
     answer_tokens=33,
+    token_interval_ms=14.5,
     prefill_ms_per_token=0.25,
     prefill_ms_per_token2=2.0**-20,
     decode_step_ms=12.5,

@@ -159,3 +159,14 @@ def test_whatever_steps_there_were_no_rate_is_negative_or_endless(
             rates.decode_step_ms,
         )
         assert all(math.isfinite(one) and one >= 0.0 for one in told)
+
+
+def test_the_interval_of_tokens_counts_every_step_that_decodes() -> None:
+    """Half of the steps prefill beside it: answers get on by the mean of both, where the decode step is that of the quick ones."""
+    rates = EngineRates(decode_step_ms=20.0)
+    for _ in range(300):
+        rates.record(prefill_tokens=0, decoding=4, elapsed_s=0.02)
+        rates.record(prefill_tokens=400, decoding=4, elapsed_s=0.06)
+        rates.record(prefill_tokens=400, decoding=0, elapsed_s=5.0)
+    assert rates.decode_step_ms == pytest.approx(20.0)
+    assert rates.token_interval_ms == pytest.approx(40.0, rel=0.05)

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from prefixmesh.proto.v1 import inference_pb2 as prefixmesh_dot_proto_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(prefixmesh/proto/v1/worker_control.proto\x12\rprefixmesh.v1\x1a#prefixmesh/proto/v1/inference.proto\".\n\x0c\x44rainRequest\x12\x10\n\x08grace_ms\x18\x01 \x01(\x03\x12\x0c\n\x04undo\x18\x02 \x01(\x08\")\n\rDrainResponse\x12\x18\n\x10running_requests\x18\x01 \x01(\x05\"\x88\x01\n\x11WatchCacheRequest\x12.\n\x0bresume_from\x18\x01 \x01(\x0b\x32\x19.prefixmesh.v1.CachePlace\x12\x1a\n\x12report_interval_ms\x18\x02 \x01(\x05\x12\x11\n\trouter_id\x18\x03 \x01(\t\x12\x14\n\x0creports_only\x18\x04 \x01(\x08\"-\n\nCachePlace\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x10\n\x08sequence\x18\x02 \x01(\x03\"\xa6\x01\n\x12WatchCacheResponse\x12+\n\x04part\x18\x01 \x01(\x0b\x32\x1b.prefixmesh.v1.SnapshotPartH\x00\x12,\n\x06\x65vents\x18\x02 \x01(\x0b\x32\x1a.prefixmesh.v1.CacheEventsH\x00\x12-\n\x06report\x18\x03 \x01(\x0b\x32\x1b.prefixmesh.v1.WorkerReportH\x00\x42\x06\n\x04news\"\x7f\n\x0cSnapshotPart\x12(\n\x05place\x18\x01 \x01(\x0b\x32\x19.prefixmesh.v1.CachePlace\x12!\n\x04tier\x18\x02 \x01(\x0e\x32\x13.prefixmesh.v1.Tier\x12\x14\n\x0c\x66ingerprints\x18\x03 \x01(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\"_\n\x0b\x43\x61\x63heEvents\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x16\n\x0e\x66irst_sequence\x18\x02 \x01(\x03\x12)\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x19.prefixmesh.v1.CacheEvent\"\xa5\x01\n\nCacheEvent\x12-\n\x06stored\x18\x01 \x01(\x0b\x32\x1b.prefixmesh.v1.BlocksStoredH\x00\x12/\n\x07removed\x18\x02 \x01(\x0b\x32\x1c.prefixmesh.v1.BlocksRemovedH\x00\x12.\n\x07\x63leared\x18\x03 \x01(\x0b\x32\x1b.prefixmesh.v1.CacheClearedH\x00\x42\x07\n\x05\x65vent\"g\n\x0c\x42locksStored\x12!\n\x04tier\x18\x01 \x01(\x0e\x32\x13.prefixmesh.v1.Tier\x12\x13\n\x06parent\x18\x02 \x01(\x06H\x00\x88\x01\x01\x12\x14\n\x0c\x66ingerprints\x18\x03 \x01(\x0c\x42\t\n\x07_parent\"H\n\rBlocksRemoved\x12!\n\x04tier\x18\x01 \x01(\x0e\x32\x13.prefixmesh.v1.Tier\x12\x14\n\x0c\x66ingerprints\x18\x02 \x01(\x0c\"\x0e\n\x0c\x43\x61\x63heCleared\"\xe5\x03\n\x0cWorkerReport\x12(\n\x05place\x18\x01 \x01(\x0b\x32\x19.prefixmesh.v1.CachePlace\x12(\n\x05tiers\x18\x02 \x03(\x0b\x32\x19.prefixmesh.v1.TierReport\x12\x18\n\x10running_requests\x18\x03 \x01(\x05\x12\x17\n\x0fqueued_requests\x18\x04 \x01(\x05\x12\x17\n\x0funcached_tokens\x18\x05 \x01(\x03\x12+\n\x07prefill\x18\x06 \x01(\x0b\x32\x1a.prefixmesh.v1.PrefillRate\x12\x16\n\x0e\x64\x65\x63ode_step_ms\x18\x07 \x01(\x01\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x08 \x03(\t\x12\x11\n\tprefilled\x18\t \x03(\t\x12\r\n\x05\x65nded\x18\n \x03(\t\x12\x14\n\x0cown_requests\x18\x0b \x01(\x05\x12\x19\n\x11resident_adapters\x18\x0c \x03(\t\x12\x17\n\x0f\x61\x64\x61pter_load_ms\x18\r \x01(\x01\x12\x10\n\x08\x64raining\x18\x0e \x01(\x08\x12\x1e\n\x16load_back_ms_per_token\x18\x0f \x01(\x01\x12\x0f\n\x07unix_ms\x18\x10 \x01(\x03\x12\x18\n\x10uncached_squares\x18\x11 \x01(\x03\x12\x15\n\ranswer_tokens\x18\x12 \x01(\x03\"T\n\nTierReport\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x06\x12&\n\x04pool\x18\x03 \x01(\x0b\x32\x18.prefixmesh.v1.PoolState\"K\n\x0bPrefillRate\x12\x1b\n\x13linear_ms_per_token\x18\x01 \x01(\x01\x12\x1f\n\x17quadratic_ms_per_token2\x18\x02 \x01(\x01\"@\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06pinned\x18\x03 \x01(\x08\">\n\x13LoadAdapterResponse\x12\'\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x16.prefixmesh.v1.Adapter\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15UnloadAdapterResponse\"\x15\n\x13ListAdaptersRequest\"@\n\x14ListAdaptersResponse\x12(\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x16.prefixmesh.v1.Adapter\"\x85\x01\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12\x10\n\x08resident\x18\x05 \x01(\x08\x12\x0e\n\x06pinned\x18\x06 \x01(\x08\x12\x18\n\x10running_requests\x18\x07 \x01(\x05\"\x0e\n\x0c\x46lushRequest\"\x0f\n\rFlushResponse\"\x11\n\x0f\x44\x65scribeRequest\"\xd0\x04\n\x10\x44\x65scribeResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\r\n\x05model\x18\x03 \x01(\t\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\x03\x12\x11\n\tpage_size\x18\x06 \x01(\x05\x12\x14\n\x0cprefix_cache\x18\x07 \x01(\t\x12\x18\n\x10max_total_tokens\x18\x08 \x01(\x03\x12\x1c\n\x14max_running_requests\x18\t \x01(\x05\x12\x18\n\x10protocol_version\x18\n \x01(\x05\x12\x1b\n\x13\x66ingerprint_version\x18\x0b \x01(\x05\x12#\n\x05rates\x18\x0c \x01(\x0b\x32\x14.prefixmesh.v1.Rates\x12&\n\x04pool\x18\r \x01(\x0b\x32\x18.prefixmesh.v1.PoolState\x12\x18\n\x10running_requests\x18\x0e \x01(\x05\x12\x17\n\x0fqueued_requests\x18\x0f \x01(\x05\x12\x18\n\x10tokenizer_digest\x18\x10 \x01(\t\x12)\n\x05\x63\x61\x63he\x18\x11 \x01(\x0b\x32\x1a.prefixmesh.v1.CacheCounts\x12(\n\x08\x61\x64\x61pters\x18\x12 \x03(\x0b\x32\x16.prefixmesh.v1.Adapter\x12\x12\n\nblock_size\x18\x13 \x01(\x05\x12\x17\n\x0ftemplate_digest\x18\x14 \x01(\t\x12\x10\n\x08\x64raining\x18\x15 \x01(\x08\x12\x0f\n\x07unix_ms\x18\x16 \x01(\x03\"\x97\x01\n\x0b\x43\x61\x63heCounts\x12\x10\n\x08requests\x18\x01 \x01(\x03\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x03\x12/\n\nhit_tokens\x18\x03 \x01(\x0b\x32\x1b.prefixmesh.v1.CachedTokens\x12.\n\x0bmiss_tokens\x18\x04 \x01(\x0b\x32\x19.prefixmesh.v1.MissTokens\"X\n\nMissTokens\x12\x12\n\nnever_seen\x18\x01 \x01(\x03\x12\x0f\n\x07\x65victed\x18\x02 \x01(\x03\x12\x17\n\x0fother_namespace\x18\x03 \x01(\x03\x12\x0c\n\x04tail\x18\x04 \x01(\x03\"\xa3\x01\n\x05Rates\x12\x1c\n\x14prefill_tokens_per_s\x18\x01 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_step_ms\x18\x02 \x01(\x01\x12+\n\x07prefill\x18\x03 \x01(\x0b\x32\x1a.prefixmesh.v1.PrefillRate\x12\x17\n\x0f\x61\x64\x61pter_load_ms\x18\x04 \x01(\x01\x12\x1e\n\x16load_back_ms_per_token\x18\x05 \x01(\x01\"f\n\tPoolState\x12\x13\n\x0btotal_pages\x18\x01 \x01(\x03\x12\x12\n\nfree_pages\x18\x02 \x01(\x03\x12\x17\n\x0f\x65victable_pages\x18\x03 \x01(\x03\x12\x17\n\x0fprotected_pages\x18\x04 \x01(\x03*&\n\x04Tier\x12\x0f\n\x0bTIER_DEVICE\x10\x00\x12\r\n\tTIER_HOST\x10\x01\x32\xc4\x04\n\rWorkerControl\x12K\n\x08\x44\x65scribe\x12\x1e.prefixmesh.v1.DescribeRequest\x1a\x1f.prefixmesh.v1.DescribeResponse\x12T\n\x0bLoadAdapter\x12!.prefixmesh.v1.LoadAdapterRequest\x1a\".prefixmesh.v1.LoadAdapterResponse\x12Z\n\rUnloadAdapter\x12#.prefixmesh.v1.UnloadAdapterRequest\x1a$.prefixmesh.v1.UnloadAdapterResponse\x12W\n\x0cListAdapters\x12\".prefixmesh.v1.ListAdaptersRequest\x1a#.prefixmesh.v1.ListAdaptersResponse\x12\x42\n\x05\x46lush\x12\x1b.prefixmesh.v1.FlushRequest\x1a\x1c.prefixmesh.v1.FlushResponse\x12S\n\nWatchCache\x12 .prefixmesh.v1.WatchCacheRequest\x1a!.prefixmesh.v1.WatchCacheResponse0\x01\x12\x42\n\x05\x44rain\x12\x1b.prefixmesh.v1.DrainRequest\x1a\x1c.prefixmesh.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(prefixmesh/proto/v1/worker_control.proto\x12\rprefixmesh.v1\x1a#prefixmesh/proto/v1/inference.proto\".\n\x0c\x44rainRequest\x12\x10\n\x08grace_ms\x18\x01 \x01(\x03\x12\x0c\n\x04undo\x18\x02 \x01(\x08\")\n\rDrainResponse\x12\x18\n\x10running_requests\x18\x01 \x01(\x05\"\x88\x01\n\x11WatchCacheRequest\x12.\n\x0bresume_from\x18\x01 \x01(\x0b\x32\x19.prefixmesh.v1.CachePlace\x12\x1a\n\x12report_interval_ms\x18\x02 \x01(\x05\x12\x11\n\trouter_id\x18\x03 \x01(\t\x12\x14\n\x0creports_only\x18\x04 \x01(\x08\"-\n\nCachePlace\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x10\n\x08sequence\x18\x02 \x01(\x03\"\xa6\x01\n\x12WatchCacheResponse\x12+\n\x04part\x18\x01 \x01(\x0b\x32\x1b.prefixmesh.v1.SnapshotPartH\x00\x12,\n\x06\x65vents\x18\x02 \x01(\x0b\x32\x1a.prefixmesh.v1.CacheEventsH\x00\x12-\n\x06report\x18\x03 \x01(\x0b\x32\x1b.prefixmesh.v1.WorkerReportH\x00\x42\x06\n\x04news\"\x7f\n\x0cSnapshotPart\x12(\n\x05place\x18\x01 \x01(\x0b\x32\x19.prefixmesh.v1.CachePlace\x12!\n\x04tier\x18\x02 \x01(\x0e\x32\x13.prefixmesh.v1.Tier\x12\x14\n\x0c\x66ingerprints\x18\x03 \x01(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\"_\n\x0b\x43\x61\x63heEvents\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x16\n\x0e\x66irst_sequence\x18\x02 \x01(\x03\x12)\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x19.prefixmesh.v1.CacheEvent\"\xa5\x01\n\nCacheEvent\x12-\n\x06stored\x18\x01 \x01(\x0b\x32\x1b.prefixmesh.v1.BlocksStoredH\x00\x12/\n\x07removed\x18\x02 \x01(\x0b\x32\x1c.prefixmesh.v1.BlocksRemovedH\x00\x12.\n\x07\x63leared\x18\x03 \x01(\x0b\x32\x1b.prefixmesh.v1.CacheClearedH\x00\x42\x07\n\x05\x65vent\"g\n\x0c\x42locksStored\x12!\n\x04tier\x18\x01 \x01(\x0e\x32\x13.prefixmesh.v1.Tier\x12\x13\n\x06parent\x18\x02 \x01(\x06H\x00\x88\x01\x01\x12\x14\n\x0c\x66ingerprints\x18\x03 \x01(\x0c\x42\t\n\x07_parent\"H\n\rBlocksRemoved\x12!\n\x04tier\x18\x01 \x01(\x0e\x32\x13.prefixmesh.v1.Tier\x12\x14\n\x0c\x66ingerprints\x18\x02 \x01(\x0c\"\x0e\n\x0c\x43\x61\x63heCleared\"\x80\x04\n\x0cWorkerReport\x12(\n\x05place\x18\x01 \x01(\x0b\x32\x19.prefixmesh.v1.CachePlace\x12(\n\x05tiers\x18\x02 \x03(\x0b\x32\x19.prefixmesh.v1.TierReport\x12\x18\n\x10running_requests\x18\x03 \x01(\x05\x12\x17\n\x0fqueued_requests\x18\x04 \x01(\x05\x12\x17\n\x0funcached_tokens\x18\x05 \x01(\x03\x12+\n\x07prefill\x18\x06 \x01(\x0b\x32\x1a.prefixmesh.v1.PrefillRate\x12\x16\n\x0e\x64\x65\x63ode_step_ms\x18\x07 \x01(\x01\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x08 \x03(\t\x12\x11\n\tprefilled\x18\t \x03(\t\x12\r\n\x05\x65nded\x18\n \x03(\t\x12\x14\n\x0cown_requests\x18\x0b \x01(\x05\x12\x19\n\x11resident_adapters\x18\x0c \x03(\t\x12\x17\n\x0f\x61\x64\x61pter_load_ms\x18\r \x01(\x01\x12\x10\n\x08\x64raining\x18\x0e \x01(\x08\x12\x1e\n\x16load_back_ms_per_token\x18\x0f \x01(\x01\x12\x0f\n\x07unix_ms\x18\x10 \x01(\x03\x12\x18\n\x10uncached_squares\x18\x11 \x01(\x03\x12\x15\n\ranswer_tokens\x18\x12 \x01(\x03\x12\x19\n\x11token_interval_ms\x18\x13 \x01(\x01\"T\n\nTierReport\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x06\x12&\n\x04pool\x18\x03 \x01(\x0b\x32\x18.prefixmesh.v1.PoolState\"K\n\x0bPrefillRate\x12\x1b\n\x13linear_ms_per_token\x18\x01 \x01(\x01\x12\x1f\n\x17quadratic_ms_per_token2\x18\x02 \x01(\x01\"@\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06pinned\x18\x03 \x01(\x08\">\n\x13LoadAdapterResponse\x12\'\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x16.prefixmesh.v1.Adapter\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15UnloadAdapterResponse\"\x15\n\x13ListAdaptersRequest\"@\n\x14ListAdaptersResponse\x12(\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x16.prefixmesh.v1.Adapter\"\x85\x01\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12\x10\n\x08resident\x18\x05 \x01(\x08\x12\x0e\n\x06pinned\x18\x06 \x01(\x08\x12\x18\n\x10running_requests\x18\x07 \x01(\x05\"\x0e\n\x0c\x46lushRequest\"\x0f\n\rFlushResponse\"\x11\n\x0f\x44\x65scribeRequest\"\xd0\x04\n\x10\x44\x65scribeResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\r\n\x05model\x18\x03 \x01(\t\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\x03\x12\x11\n\tpage_size\x18\x06 \x01(\x05\x12\x14\n\x0cprefix_cache\x18\x07 \x01(\t\x12\x18\n\x10max_total_tokens\x18\x08 \x01(\x03\x12\x1c\n\x14max_running_requests\x18\t \x01(\x05\x12\x18\n\x10protocol_version\x18\n \x01(\x05\x12\x1b\n\x13\x66ingerprint_version\x18\x0b \x01(\x05\x12#\n\x05rates\x18\x0c \x01(\x0b\x32\x14.prefixmesh.v1.Rates\x12&\n\x04pool\x18\r \x01(\x0b\x32\x18.prefixmesh.v1.PoolState\x12\x18\n\x10running_requests\x18\x0e \x01(\x05\x12\x17\n\x0fqueued_requests\x18\x0f \x01(\x05\x12\x18\n\x10tokenizer_digest\x18\x10 \x01(\t\x12)\n\x05\x63\x61\x63he\x18\x11 \x01(\x0b\x32\x1a.prefixmesh.v1.CacheCounts\x12(\n\x08\x61\x64\x61pters\x18\x12 \x03(\x0b\x32\x16.prefixmesh.v1.Adapter\x12\x12\n\nblock_size\x18\x13 \x01(\x05\x12\x17\n\x0ftemplate_digest\x18\x14 \x01(\t\x12\x10\n\x08\x64raining\x18\x15 \x01(\x08\x12\x0f\n\x07unix_ms\x18\x16 \x01(\x03\"\x97\x01\n\x0b\x43\x61\x63heCounts\x12\x10\n\x08requests\x18\x01 \x01(\x03\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x03\x12/\n\nhit_tokens\x18\x03 \x01(\x0b\x32\x1b.prefixmesh.v1.CachedTokens\x12.\n\x0bmiss_tokens\x18\x04 \x01(\x0b\x32\x19.prefixmesh.v1.MissTokens\"X\n\nMissTokens\x12\x12\n\nnever_seen\x18\x01 \x01(\x03\x12\x0f\n\x07\x65victed\x18\x02 \x01(\x03\x12\x17\n\x0fother_namespace\x18\x03 \x01(\x03\x12\x0c\n\x04tail\x18\x04 \x01(\x03\"\xa3\x01\n\x05Rates\x12\x1c\n\x14prefill_tokens_per_s\x18\x01 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_step_ms\x18\x02 \x01(\x01\x12+\n\x07prefill\x18\x03 \x01(\x0b\x32\x1a.prefixmesh.v1.PrefillRate\x12\x17\n\x0f\x61\x64\x61pter_load_ms\x18\x04 \x01(\x01\x12\x1e\n\x16load_back_ms_per_token\x18\x05 \x01(\x01\"f\n\tPoolState\x12\x13\n\x0btotal_pages\x18\x01 \x01(\x03\x12\x12\n\nfree_pages\x18\x02 \x01(\x03\x12\x17\n\x0f\x65victable_pages\x18\x03 \x01(\x03\x12\x17\n\x0fprotected_pages\x18\x04 \x01(\x03*&\n\x04Tier\x12\x0f\n\x0bTIER_DEVICE\x10\x00\x12\r\n\tTIER_HOST\x10\x01\x32\xc4\x04\n\rWorkerControl\x12K\n\x08\x44\x65scribe\x12\x1e.prefixmesh.v1.DescribeRequest\x1a\x1f.prefixmesh.v1.DescribeResponse\x12T\n\x0bLoadAdapter\x12!.prefixmesh.v1.LoadAdapterRequest\x1a\".prefixmesh.v1.LoadAdapterResponse\x12Z\n\rUnloadAdapter\x12#.prefixmesh.v1.UnloadAdapterRequest\x1a$.prefixmesh.v1.UnloadAdapterResponse\x12W\n\x0cListAdapters\x12\".prefixmesh.v1.ListAdaptersRequest\x1a#.prefixmesh.v1.ListAdaptersResponse\x12\x42\n\x05\x46lush\x12\x1b.prefixmesh.v1.FlushRequest\x1a\x1c.prefixmesh.v1.FlushResponse\x12S\n\nWatchCache\x12 .prefixmesh.v1.WatchCacheRequest\x1a!.prefixmesh.v1.WatchCacheResponse0\x01\x12\x42\n\x05\x44rain\x12\x1b.prefixmesh.v1.DrainRequest\x1a\x1c.prefixmesh.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'prefixmesh.proto.v1.worker_control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TIER']._serialized_start=3361
-  _globals['_TIER']._serialized_end=3399
+  _globals['_TIER']._serialized_start=3388
+  _globals['_TIER']._serialized_end=3426
   _globals['_DRAINREQUEST']._serialized_start=96
   _globals['_DRAINREQUEST']._serialized_end=142
   _globals['_DRAINRESPONSE']._serialized_start=144
@@ -57,41 +57,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CACHECLEARED']._serialized_start=1115
   _globals['_CACHECLEARED']._serialized_end=1129
   _globals['_WORKERREPORT']._serialized_start=1132
-  _globals['_WORKERREPORT']._serialized_end=1617
-  _globals['_TIERREPORT']._serialized_start=1619
-  _globals['_TIERREPORT']._serialized_end=1703
-  _globals['_PREFILLRATE']._serialized_start=1705
-  _globals['_PREFILLRATE']._serialized_end=1780
-  _globals['_LOADADAPTERREQUEST']._serialized_start=1782
-  _globals['_LOADADAPTERREQUEST']._serialized_end=1846
-  _globals['_LOADADAPTERRESPONSE']._serialized_start=1848
-  _globals['_LOADADAPTERRESPONSE']._serialized_end=1910
-  _globals['_UNLOADADAPTERREQUEST']._serialized_start=1912
-  _globals['_UNLOADADAPTERREQUEST']._serialized_end=1948
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=1950
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=1973
-  _globals['_LISTADAPTERSREQUEST']._serialized_start=1975
-  _globals['_LISTADAPTERSREQUEST']._serialized_end=1996
-  _globals['_LISTADAPTERSRESPONSE']._serialized_start=1998
-  _globals['_LISTADAPTERSRESPONSE']._serialized_end=2062
-  _globals['_ADAPTER']._serialized_start=2065
-  _globals['_ADAPTER']._serialized_end=2198
-  _globals['_FLUSHREQUEST']._serialized_start=2200
-  _globals['_FLUSHREQUEST']._serialized_end=2214
-  _globals['_FLUSHRESPONSE']._serialized_start=2216
-  _globals['_FLUSHRESPONSE']._serialized_end=2231
-  _globals['_DESCRIBEREQUEST']._serialized_start=2233
-  _globals['_DESCRIBEREQUEST']._serialized_end=2250
-  _globals['_DESCRIBERESPONSE']._serialized_start=2253
-  _globals['_DESCRIBERESPONSE']._serialized_end=2845
-  _globals['_CACHECOUNTS']._serialized_start=2848
-  _globals['_CACHECOUNTS']._serialized_end=2999
-  _globals['_MISSTOKENS']._serialized_start=3001
-  _globals['_MISSTOKENS']._serialized_end=3089
-  _globals['_RATES']._serialized_start=3092
-  _globals['_RATES']._serialized_end=3255
-  _globals['_POOLSTATE']._serialized_start=3257
-  _globals['_POOLSTATE']._serialized_end=3359
-  _globals['_WORKERCONTROL']._serialized_start=3402
-  _globals['_WORKERCONTROL']._serialized_end=3982
+  _globals['_WORKERREPORT']._serialized_end=1644
+  _globals['_TIERREPORT']._serialized_start=1646
+  _globals['_TIERREPORT']._serialized_end=1730
+  _globals['_PREFILLRATE']._serialized_start=1732
+  _globals['_PREFILLRATE']._serialized_end=1807
+  _globals['_LOADADAPTERREQUEST']._serialized_start=1809
+  _globals['_LOADADAPTERREQUEST']._serialized_end=1873
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=1875
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=1937
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=1939
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=1975
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=1977
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=2000
+  _globals['_LISTADAPTERSREQUEST']._serialized_start=2002
+  _globals['_LISTADAPTERSREQUEST']._serialized_end=2023
+  _globals['_LISTADAPTERSRESPONSE']._serialized_start=2025
+  _globals['_LISTADAPTERSRESPONSE']._serialized_end=2089
+  _globals['_ADAPTER']._serialized_start=2092
+  _globals['_ADAPTER']._serialized_end=2225
+  _globals['_FLUSHREQUEST']._serialized_start=2227
+  _globals['_FLUSHREQUEST']._serialized_end=2241
+  _globals['_FLUSHRESPONSE']._serialized_start=2243
+  _globals['_FLUSHRESPONSE']._serialized_end=2258
+  _globals['_DESCRIBEREQUEST']._serialized_start=2260
+  _globals['_DESCRIBEREQUEST']._serialized_end=2277
+  _globals['_DESCRIBERESPONSE']._serialized_start=2280
+  _globals['_DESCRIBERESPONSE']._serialized_end=2872
+  _globals['_CACHECOUNTS']._serialized_start=2875
+  _globals['_CACHECOUNTS']._serialized_end=3026
+  _globals['_MISSTOKENS']._serialized_start=3028
+  _globals['_MISSTOKENS']._serialized_end=3116
+  _globals['_RATES']._serialized_start=3119
+  _globals['_RATES']._serialized_end=3282
+  _globals['_POOLSTATE']._serialized_start=3284
+  _globals['_POOLSTATE']._serialized_end=3386
+  _globals['_WORKERCONTROL']._serialized_start=3429
+  _globals['_WORKERCONTROL']._serialized_end=4009
 # @@protoc_insertion_point(module_scope)

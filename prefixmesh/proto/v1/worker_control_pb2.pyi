@@ -114,7 +114,7 @@ class CacheCleared(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("place", "tiers", "running_requests", "queued_requests", "uncached_tokens", "prefill", "decode_step_ms", "accepted", "prefilled", "ended", "own_requests", "resident_adapters", "adapter_load_ms", "draining", "load_back_ms_per_token", "unix_ms", "uncached_squares", "answer_tokens")
+    __slots__ = ("place", "tiers", "running_requests", "queued_requests", "uncached_tokens", "prefill", "decode_step_ms", "accepted", "prefilled", "ended", "own_requests", "resident_adapters", "adapter_load_ms", "draining", "load_back_ms_per_token", "unix_ms", "uncached_squares", "answer_tokens", "token_interval_ms")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,7 @@ class WorkerReport(_message.Message):
     UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     UNCACHED_SQUARES_FIELD_NUMBER: _ClassVar[int]
     ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     place: CachePlace
     tiers: _containers.RepeatedCompositeFieldContainer[TierReport]
     running_requests: int
@@ -151,7 +152,8 @@ class WorkerReport(_message.Message):
     unix_ms: int
     uncached_squares: int
     answer_tokens: int
-    def __init__(self, place: _Optional[_Union[CachePlace, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierReport, _Mapping]]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[PrefillRate, _Mapping]] = ..., decode_step_ms: _Optional[float] = ..., accepted: _Optional[_Iterable[str]] = ..., prefilled: _Optional[_Iterable[str]] = ..., ended: _Optional[_Iterable[str]] = ..., own_requests: _Optional[int] = ..., resident_adapters: _Optional[_Iterable[str]] = ..., adapter_load_ms: _Optional[float] = ..., draining: _Optional[bool] = ..., load_back_ms_per_token: _Optional[float] = ..., unix_ms: _Optional[int] = ..., uncached_squares: _Optional[int] = ..., answer_tokens: _Optional[int] = ...) -> None: ...
+    token_interval_ms: float
+    def __init__(self, place: _Optional[_Union[CachePlace, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierReport, _Mapping]]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[PrefillRate, _Mapping]] = ..., decode_step_ms: _Optional[float] = ..., accepted: _Optional[_Iterable[str]] = ..., prefilled: _Optional[_Iterable[str]] = ..., ended: _Optional[_Iterable[str]] = ..., own_requests: _Optional[int] = ..., resident_adapters: _Optional[_Iterable[str]] = ..., adapter_load_ms: _Optional[float] = ..., draining: _Optional[bool] = ..., load_back_ms_per_token: _Optional[float] = ..., unix_ms: _Optional[int] = ..., uncached_squares: _Optional[int] = ..., answer_tokens: _Optional[int] = ..., token_interval_ms: _Optional[float] = ...) -> None: ...
 
 class TierReport(_message.Message):
     __slots__ = ("blocks", "digest", "pool")
