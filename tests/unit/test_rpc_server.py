@@ -5,7 +5,7 @@ import gc
 import logging
 import weakref
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -17,7 +17,7 @@ from prefixmesh.errors import InternalError, InvalidRequestError, PrefixmeshErro
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import inference_pb2_grpc as pb_grpc
 from prefixmesh.rpc.channel import MAX_MESSAGE_BYTES, open_channel
-from prefixmesh.rpc.server import _guard_stream, _guard_unary, add_service, make_server
+from prefixmesh.rpc.server import Send, _guard_sending, _guard_stream, _guard_unary, add_service, make_server
 from prefixmesh.rpc.status import AnyContext, from_rpc_error
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Inference"]
@@ -59,6 +59,20 @@ class Service:
 
     async def ListModels(self, request: pb.ListModelsRequest, context: AnyContext) -> pb.ListModelsResponse:
         return pb.ListModelsResponse()
+
+
+class SendingService(Service):
+    """The same by a method that is given a ``send`` instead of being a generator."""
+
+    async def Generate(  # type: ignore[override]
+        self, request: pb.GenerateRequest, context: AnyContext, send: Send
+    ) -> None:
+        async with aclosing(super().Generate(request, context)) as messages:  # type: ignore[type-var]
+            async for message in messages:
+                await send(message.SerializeToString())
+
+
+STREAMS = pytest.mark.parametrize("kind", [Service, SendingService])
 
 
 @asynccontextmanager
@@ -172,9 +186,10 @@ ALL_ERRORS = [
 
 
 @pytest.mark.parametrize("error", ALL_ERRORS, ids=lambda error: type(error).__name__)
-async def test_each_error_of_the_tree_arrives_as_itself(error: PrefixmeshError) -> None:
+@STREAMS
+async def test_each_error_of_the_tree_arrives_as_itself(kind: type[Service], error: PrefixmeshError) -> None:
     """Status, type, message and field survive the wire, before and after the first message of a stream."""
-    service = Service()
+    service = kind()
     service.error = error
     async with running(service) as channel:
         stub = stub_of(channel)
@@ -190,9 +205,10 @@ async def test_each_error_of_the_tree_arrives_as_itself(error: PrefixmeshError) 
         assert getattr(mapped, "field", None) == getattr(error, "field", None)
 
 
-async def test_a_refused_call_sends_no_message() -> None:
+@STREAMS
+async def test_a_refused_call_sends_no_message(kind: type[Service]) -> None:
     """A caller that reads no messages, for it expects none beside an error, gets the status all the same."""
-    service = Service()
+    service = kind()
     service.error = InvalidRequestError("text", "too long")
     async with running(service) as channel:
         for method in (TOKENIZE, GENERATE):
@@ -247,9 +263,10 @@ async def test_a_bug_of_ours_shows_nothing_to_the_caller(caplog: pytest.LogCaptu
     assert "handler_failed method=prefixmesh.v1.Inference.Abort error=NotImplementedError" in caplog.text
 
 
-async def test_a_leaked_cancellation_still_ends_in_a_status() -> None:
+@STREAMS
+async def test_a_leaked_cancellation_still_ends_in_a_status(kind: type[Service]) -> None:
     """A handler that raises asyncio.CancelledError by itself does not leave its caller waiting (F22)."""
-    service = Service()
+    service = kind()
     service.error = asyncio.CancelledError()
     async with running(service) as channel:
         stub = stub_of(channel)
@@ -261,10 +278,11 @@ async def test_a_leaked_cancellation_still_ends_in_a_status() -> None:
     assert isinstance(from_rpc_error(stream.value), InternalError)
 
 
+@STREAMS
 @pytest.mark.parametrize("way", ["cancel", "deadline", "disconnect"])
-async def test_a_callers_leaving_closes_the_stream_behind_it(way: str) -> None:
+async def test_a_callers_leaving_closes_the_stream_behind_it(kind: type[Service], way: str) -> None:
     """Cancel, deadline and disconnect all run the handler's clean-up at once, wherever it waits (F17)."""
-    service = Service()
+    service = kind()
     service.hold = True
     async with running(service) as channel:
         call = stub_of(channel).Generate(
@@ -297,13 +315,15 @@ class GoneCall:
         return False
 
 
+@STREAMS
 async def test_a_caller_that_leaves_in_the_middle_of_a_write_is_no_bug_of_ours(
-    caplog: pytest.LogCaptureFixture,
+    kind: type[Service], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The stream behind it is closed, the handler ends as if cancelled, and no log calls it an error (F71)."""
-    service = Service()
+    service = kind()
     context: Any = GoneCall()
-    handle: Any = _guard_stream(SERVICE.methods_by_name["Generate"], service.Generate)
+    guard: Any = _guard_sending if kind is SendingService else _guard_stream
+    handle: Any = guard(SERVICE.methods_by_name["Generate"], service.Generate)
     with caplog.at_level(logging.INFO), pytest.raises(asyncio.CancelledError):
         await handle(pb.GenerateRequest(text="a").SerializeToString(), context)
     assert service.open_streams == 0
