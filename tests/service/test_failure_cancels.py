@@ -13,7 +13,7 @@ import pytest
 from prefixmesh.client import AsyncClient
 from prefixmesh.config import EngineConfig
 from prefixmesh.errors import CancelledError
-from tests.support.failure_cancelling import cancel_somehow
+from tests.support.failure_cancelling import EARLY_SHARE, cancel_somehow
 from tests.support.failure_load import Workload
 from tests.support.fake_engine import FakeStage, fake_worker
 from tests.support.routed_worker import router_before, scripted_model
@@ -37,7 +37,14 @@ async def cancel_all(router: Router, stage: FakeStage, count: int, *, direct: bo
         async def go_on() -> None:
             nonlocal cancelled
             for number in numbers:
-                sent = await cancel_somehow(client, lambda _: at_worker, workload.request(number), rng)
+                sent = await cancel_somehow(
+                    client,
+                    lambda _: at_worker,
+                    workload.request(number),
+                    rng,
+                    # A ticket that was never used is given back when it is over, and that is seconds.
+                    early_share=0.0 if direct else EARLY_SHARE,
+                )
                 assert sent.error is None or isinstance(sent.error, CancelledError), sent
                 cancelled += not sent.is_whole
 

@@ -11,21 +11,26 @@ from tests.support.failure_load import Sent, run
 Way = Literal["client", "router", "worker"]
 """Who cancels: the caller leaves; it asks the router to abort; somebody asks the worker to."""
 
-BEFORE_START_SHARE: Final = 0.2
+EARLY_SHARE: Final = 0.2
 """Of the callers that leave, those that do so at any time, be it before anything has come."""
 
 EARLY_S: Final = 0.05
 
 
 async def cancel_somehow(
-    client: AsyncClient, worker_of: Callable[[Sent], AsyncClient], request: Sent, rng: random.Random
+    client: AsyncClient,
+    worker_of: Callable[[Sent], AsyncClient],
+    request: Sent,
+    rng: random.Random,
+    *,
+    early_share: float = EARLY_SHARE,
 ) -> Sent:
     """Send ``request`` and cancel it when it has a number of tokens that is drawn; returns it when its call is over. ``worker_of`` gives a
     client of the worker that has begun with it."""
     way: Way = rng.choice(get_args(Way))
     point, leaves_early, early_s = (
         rng.randrange(request.max_tokens),
-        rng.random() < BEFORE_START_SHARE,
+        rng.random() < early_share,
         rng.random() * EARLY_S,
     )
     reached = asyncio.Event()
