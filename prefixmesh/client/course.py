@@ -137,8 +137,11 @@ class Course:
         if plan is None or not plan.worker:
             return self._ride.broke(broken, now_s, left_s)
         error = broken.error
-        if broken.failure is Failure.UNREACHED:
-            assert self._memory is not None
+        assert self._memory is not None
+        if broken.failure is Failure.REFUSED and self._lived.started_s is None:
+            if not self._memory.refusals.may_retry(now_s):
+                raise UnavailableError(f"worker {plan.worker} refused this request: {error}") from error
+        elif broken.failure is Failure.UNREACHED:
             self._memory.unreached(plan.worker, now_s)
             error = UnavailableError(f"{plan.worker} cannot be reached from here: {error}")
         plan.worker_failed(error, reached=broken.failure is not Failure.UNREACHED)
@@ -188,5 +191,6 @@ def begin_course(
     """The course of a request that is sent now: directly where there is a ``memory`` of workers, else through the router."""
     if memory is None:
         return Course(request, builder, ride, resumes=resumes)
+    memory.refusals.asked()
     plan = DirectPlan(request, memory.avoided(now_s), knows_route=memory.knows_route(now_s))
     return Course(request, builder, ride, plan=plan, memory=memory, resumes=resumes)

@@ -47,6 +47,16 @@ AVOID_S: Final = 10.0
 FORGET_ROUTE_S: Final = 60.0
 """A router that knew no Route may have been replaced by one that does."""
 
+RETRY_SHARE: Final = 0.2
+"""Tries after a refusal, of all requests: a fleet that refuses is full, and must not be asked twice as often for it."""
+
+LEAST_RETRIES: Final = 3
+"""A client that asks little may still try again: as often in ``RETRY_WINDOW_S``, and at first."""
+
+RETRY_WINDOW_S: Final = 10.0
+MOST_RETRIES: Final = 50
+"""What a busy client may have saved up before a fleet begins to refuse."""
+
 MAX_AVOIDED: Final = 64
 """Workers that are remembered as out of reach; they travel with every question."""
 
@@ -56,6 +66,7 @@ class RouteMemory:
 
     def __init__(self) -> None:
         self._avoided: dict[str, float] = {}
+        self.refusals: Final = RefusalBudget()
         self._no_route_until = float("-inf")
 
     def __repr__(self) -> str:
@@ -80,6 +91,30 @@ class RouteMemory:
         """Workers that are not to be asked for now. O(those remembered)."""
         self._avoided = {address: until for address, until in self._avoided.items() if until > now}
         return list(self._avoided)
+
+
+class RefusalBudget:
+    """How often a client tries again after refusals: every request pays in a share of one try, every try takes one out (Finagle's retry
+    budget). The caller's clock; not thread-safe; O(1)."""
+
+    def __init__(self) -> None:
+        self._saved = float(LEAST_RETRIES)
+        self._counted_s: float | None = None
+
+    def asked(self) -> None:
+        """A request came."""
+        self._saved = min(MOST_RETRIES, self._saved + RETRY_SHARE)
+
+    def may_retry(self, now: float) -> bool:
+        """Whether one more try is within the budget; if so, it is taken out."""
+        if self._saved < LEAST_RETRIES and self._counted_s is not None:
+            earned = (now - self._counted_s) * LEAST_RETRIES / RETRY_WINDOW_S
+            self._saved = min(LEAST_RETRIES, self._saved + earned)
+        self._counted_s = now
+        if self._saved < 1.0:
+            return False
+        self._saved -= 1.0
+        return True
 
 
 class DirectPlan:

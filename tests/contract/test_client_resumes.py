@@ -49,9 +49,15 @@ async def fleet(
     *dying: int | None, way: str = "dies_at"
 ) -> AsyncIterator[tuple[FakeInference, list[FakeInference]]]:
     """A router and workers, which it names in this order; each vanishes, or fails, at the token that is given."""
+
+    def make(at: int | None) -> FakeInference:
+        worker = FakeInference(words=WORDS)
+        setattr(worker, way, at)
+        return worker
+
     async with AsyncExitStack() as stack:
         router = await stack.enter_async_context(FakeInference())
-        workers = [await stack.enter_async_context(FakeInference(words=WORDS, **{way: at})) for at in dying]
+        workers = [await stack.enter_async_context(make(at)) for at in dying]
         router.routes = tuple(worker.address for worker in workers)
         yield router, workers
 

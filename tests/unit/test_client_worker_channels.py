@@ -2,7 +2,17 @@
 
 import pytest
 
-from prefixmesh.client.direct import AVOID_S, FORGET_ROUTE_S, MAX_AVOIDED, DirectPlan, RouteMemory
+from prefixmesh.client.direct import (
+    AVOID_S,
+    FORGET_ROUTE_S,
+    MAX_AVOIDED,
+    MOST_RETRIES,
+    RETRY_SHARE,
+    RETRY_WINDOW_S,
+    DirectPlan,
+    RefusalBudget,
+    RouteMemory,
+)
 from prefixmesh.client.worker_channels import Taken, WorkerChannels
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import router_pb2
@@ -78,6 +88,21 @@ def test_router_without_route_is_asked_again_some_day() -> None:
     memory.no_route(10.0)
     assert not memory.knows_route(10.0 + FORGET_ROUTE_S - 0.1)
     assert memory.knows_route(10.0 + FORGET_ROUTE_S)
+
+
+def test_tries_after_refusals_are_a_share_of_what_is_asked() -> None:
+    """A few at first and after a while, a fifth of the requests, and no endless credit for a long time of peace."""
+    budget = RefusalBudget()
+    assert [budget.may_retry(0.0) for _ in range(4)] == [True, True, True, False]
+    tried = 0
+    for _ in range(1000):
+        budget.asked()
+        tried += budget.may_retry(0.0)
+    assert tried == pytest.approx(1000 * RETRY_SHARE, abs=1)
+    assert [budget.may_retry(RETRY_WINDOW_S) for _ in range(4)] == [True, True, True, False]
+    for _ in range(10_000):
+        budget.asked()
+    assert sum(budget.may_retry(RETRY_WINDOW_S) for _ in range(1000)) == MOST_RETRIES
 
 
 def test_callers_own_message_stays_as_it_was() -> None:
