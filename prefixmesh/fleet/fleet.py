@@ -218,6 +218,9 @@ class Fleet:
             await self._launcher.prepare_router(life)
         except PrefixmeshError as error:
             self._tell_lost(ROUTER, life, str(error))
+        except Exception as error:  # a bug of ours: the next one may stand by
+            _log.exception("fleet_standby_not_started life=%d", life)
+            self._tell_lost(ROUTER, life, f"{type(error).__name__}: {error}")
         else:
             self._watch(ROUTER, life)
 

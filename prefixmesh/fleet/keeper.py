@@ -155,15 +155,19 @@ async def _keep(
     router = ""
 
     def remember() -> None:
-        if router:
+        if not router:
+            return
+        try:
             fleet_state.save(_state(request, session, fleet, router))
+        except OSError as error:  # a full disk must not end a fleet that serves
+            _log.warning("fleet_state_not_saved problem=%s", error)
 
     fleet = _make_fleet(plan, session, secret, report, remember, is_detached=outlives_us)
     try:
         endpoints = await start_unless_asked_to_stop(fleet, signals)
         asyncio.get_running_loop().add_signal_handler(REVIVE_SIGNAL, fleet.revive)
         router = endpoints.router
-        remember()  # from now on somebody may send that signal
+        fleet_state.save(_state(request, session, fleet, router))  # from now on somebody may send that signal
         report(FleetEvent(kind="fleet_ready", detail=router, seconds=time.monotonic() - began))
         await supervise_until_asked_to_stop(fleet, signals)
         report(FleetEvent(kind="stopping"))

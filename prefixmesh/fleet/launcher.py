@@ -89,10 +89,10 @@ class Launcher:
         return await self._in_time(name, serve(), needs)
 
     async def prepare_router(self, life: int) -> None:
-        """Make the actor of a router that stands by. Raises as ``start_worker``."""
+        """Have a router stand by, whose actor is made unless it was found. Raises as ``start_worker``."""
 
         async def prepare() -> Any:
-            return await get(self._make_router(life).prepare.remote())
+            return await get(self._router(life).prepare.remote())
 
         await self._in_time(ROUTER, prepare(), "no resources", is_told=False)
 
@@ -104,7 +104,7 @@ class Launcher:
 
         async def serve() -> Any:
             self._report(FleetEvent(kind="starting", subject=ROUTER))
-            actor = self._actors.get((ROUTER, life)) or self._make_router(life)
+            actor = self._router(life)
             await get(actor.ping.remote())
             self._report(FleetEvent(kind="loading", subject=ROUTER))
             return await get(actor.start.remote(config, meet_workers_s))
@@ -113,16 +113,21 @@ class Launcher:
 
     async def wait_ended(self, part: str, life: int) -> str:
         """Wait until a life ends, and say why."""
+        actor = self._actors.get((part, life))
+        if actor is None:
+            return "it was ended"
         try:
-            await get(self._actors[part, life].wait_closed.remote())
+            await get(actor.wait_closed.remote())
         except self._ray.exceptions.RayError as error:
             return first_line(error)
         return "its server ended"
 
     async def route_to(self, life: int, addresses: Sequence[str]) -> None:
         """Tell a router which workers there are. One that dies meanwhile is told when its next life serves."""
-        with suppress(self._ray.exceptions.RayError):
-            await get(self._actors[ROUTER, life].route_to.remote(tuple(addresses)))
+        actor = self._actors.get((ROUTER, life))
+        if actor is not None:
+            with suppress(self._ray.exceptions.RayError):
+                await get(actor.route_to.remote(tuple(addresses)))
 
     async def stop(self, lives: Sequence[LifeKey], grace_s: float) -> None:
         """Have these finish what runs within ``grace_s`` seconds, all at once, and end them."""
@@ -141,7 +146,10 @@ class Launcher:
         if actor is not None:
             self._ray.kill(actor, no_restart=True)
 
-    def _make_router(self, life: int) -> Any:
+    def _router(self, life: int) -> Any:
+        """The one that stands by, else a new one."""
+        if (ROUTER, life) in self._actors:
+            return self._actors[ROUTER, life]
         from prefixmesh.fleet.actors import RouterActor
 
         addresses = [f"{ROUTER}:1"]  # told when it starts to serve

@@ -186,7 +186,7 @@ class Supervision:
         self.parts.update((part.name, part) for part in parts)
         for part in self.parts.values():
             self._want_standby(part, now)
-        return self.tick(now)
+        return [RouteTo(self.worker_addresses()), *self.tick(now)]
 
     def served(self, name: str, life: int, address: str, now: float) -> list[Action]:
         """A life that was to start serves. News of a life that has been lost meanwhile changes nothing."""

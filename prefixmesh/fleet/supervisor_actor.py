@@ -26,6 +26,8 @@ from prefixmesh.fleet.record import decode_parts, encode_parts, shift
 from prefixmesh.fleet.supervision import Part
 from prefixmesh.fleet_secret import FleetSecret
 
+_log = logging.getLogger(__name__)
+
 MAX_EVENTS: Final = 1024
 """What a listener that was away is told afterwards: the start of a fleet of hundreds, or days of deaths."""
 
@@ -132,17 +134,27 @@ class SupervisorActor:
             internal_kv._internal_kv_del(self._key, namespace=_NOTES)
 
     async def _supervise(self) -> None:
-        while True:
-            await self._fleet.supervise()
-            self._is_over = True
-            self._wake()  # it may be asked to try again
+        try:
+            while True:
+                await self._fleet.supervise()
+                self._is_over = True
+                self._wake()  # it may be asked to try again
+        except Exception:
+            _log.exception("supervisor_failed")
+            os._exit(1)  # a bug of ours: Ray starts it again, and it goes on from its note
 
     def _parts(self) -> tuple[Part, ...]:
         return shift(self._fleet.parts, _wall_clock_ahead())
 
     def _note(self) -> None:
         self._is_over = False
-        internal_kv._internal_kv_put(self._key, encode_parts(self._parts()), overwrite=True, namespace=_NOTES)
+        note = encode_parts(self._parts())
+        try:
+            internal_kv._internal_kv_put(self._key, note, overwrite=True, namespace=_NOTES)
+        except (
+            Exception
+        ):  # the head is away; the next note tells this too, and the fleet must be looked after meanwhile
+            _log.exception("supervisor_note_not_kept")
         self._wake()
 
     def _hear(self, event: FleetEvent) -> None:

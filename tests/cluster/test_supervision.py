@@ -124,7 +124,7 @@ def test_a_killed_router_serves_again_at_its_address_and_its_callers_ride_over_i
 
 
 def test_a_killed_supervisor_goes_on_where_it_was(fleet: Fleet) -> None:
-    """The parts that live are left alone; the next one that dies is started again."""
+    """The parts that live are left alone; the next one that dies is started again, and the router's standby still takes its place."""
     before = {part.name: (part.life, part.address) for part in fleet.state.parts}
     fleet.process("supervisor").send_signal(signal.SIGKILL)
     fleet.process("worker-1").send_signal(signal.SIGKILL)  # before anybody looks again
@@ -132,6 +132,11 @@ def test_a_killed_supervisor_goes_on_where_it_was(fleet: Fleet) -> None:
     after = {part.name: (part.life, part.address) for part in fleet.state.parts}
     del before["worker-1"], after["worker-1"]
     assert after == before
+    life, address = before["router"]
+    assert f"router.{life + 1}" in fleet.state.actor_names
+    fleet.process("router").send_signal(signal.SIGKILL)
+    after_router = fleet.wait_serving("router", life + 1)
+    assert (after_router.life, after_router.address) == (life + 1, address), "the standby, not a new one"
 
 
 def test_the_worker_of_a_node_that_dies_serves_again_on_another(fleet: Fleet, cluster: Any) -> None:

@@ -25,6 +25,7 @@ class FakeLauncher:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.ends: dict[LifeKey, asyncio.Future[str]] = {}
+        self.made: list[LifeKey] = []
         self.problems: list[str] = []
         self.started_routers: list[tuple[int, tuple[str, ...], int | None]] = []
         self.standbys: list[int] = []
@@ -38,7 +39,7 @@ class FakeLauncher:
     def find(self, part: str, life: int) -> bool:
         if (part, life) not in self.left:
             return False
-        self._begin(part, life)
+        self.ends[part, life] = asyncio.get_running_loop().create_future()
         return True
 
     async def start_worker(self, worker: WorkerPlan, life: int) -> Any:
@@ -77,7 +78,10 @@ class FakeLauncher:
         self.ends[part, life].set_result("killed")
 
     def _begin(self, part: str, life: int) -> None:
-        self.ends.setdefault((part, life), asyncio.get_running_loop().create_future())
+        if (part, life) not in self.ends:  # a standby that is found, or serves
+            assert all(made < life for name, made in self.made if name == part), "a number used twice"
+            self.made.append((part, life))
+            self.ends[part, life] = asyncio.get_running_loop().create_future()
 
 
 class Kept:
@@ -128,8 +132,8 @@ async def test_the_router_is_told_of_a_workers_death_and_of_its_next_life(kept: 
     """The whole list each time; the life that is over is ended too, whatever is left of it."""
     kept.ray.kill("worker-0", 1)
     await kept.until_serving("worker-0", 2)
-    await kept.until(lambda: len(kept.ray.routed) == 2)
-    assert kept.ray.routed == [(1, ("worker-1:1",)), (1, ("worker-0:2", "worker-1:1"))]
+    await kept.until(lambda: len(kept.ray.routed) == 3)
+    assert kept.ray.routed[1:] == [(1, ("worker-1:1",)), (1, ("worker-0:2", "worker-1:1"))]
     assert ("worker-0", 1) not in kept.ray.lives
     (lost,) = (event for event in kept.events if event.kind == "lost")
     assert (lost.subject, lost.detail, lost.seconds) == ("worker-0", "killed", 0.0)
@@ -193,7 +197,7 @@ async def test_an_interrupted_supervisor_goes_on_from_its_note(kept: Kept) -> No
     starting.phase, starting.address = "starting", ""
 
     again = Kept(max_restarts=2)
-    again.ray.left = {(ROUTER, 1), ("worker-0", 2), ("worker-1", 1)}
+    again.ray.left = {(ROUTER, 1), (ROUTER, 2), ("worker-0", 2), ("worker-1", 1)}
     again.fleet.resume(noted)
     supervising = asyncio.create_task(again.fleet.supervise())
     await again.until_serving("worker-1", 2)
@@ -203,6 +207,8 @@ async def test_an_interrupted_supervisor_goes_on_from_its_note(kept: Kept) -> No
         ("worker-1", 2),
     ]
     assert ("worker-1", 1) not in again.ray.lives, "a life that was starting is ended"
+    assert (again.ray.standbys, again.ray.made[:1]) == ([2], [("worker-1", 2)]), "the standby was found"
+    assert again.ray.routed[0] == (1, ("worker-0:2",)), "what it may not have told any more is told again"
     again.ray.kill("worker-0", 2)
     await again.until_serving("worker-0", 3)
     assert again.part("worker-0").in_a_row == 2, "what an earlier supervisor counted is not forgotten"

@@ -118,7 +118,7 @@ def test_a_standby_takes_the_place_of_its_router_and_gets_a_successor_once_that_
     made = core.adopt(
         [Part("worker-0", "worker", address="w:1"), Part("router", "router", address="r:1")], 0.0
     )
-    assert made == [Prepare("router", 2)]
+    assert made == [RouteTo(("w:1",)), Prepare("router", 2)]
     assert core.lost("router", 1, "killed", 5.0, 0.0) == [
         End("router", 1),
         Lost("router", 1, "killed", 0.0),
