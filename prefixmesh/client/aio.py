@@ -146,6 +146,8 @@ class AsyncClient:
                 await asyncio.sleep(ride.broke(broken, time.monotonic(), time_left.left_s))
             except asyncio.CancelledError as error:
                 raise _cancellation(error) from error
+            except grpc.aio.UsageError as error:  # a channel that was closed during a pause
+                raise CancelledError("the client was closed") from error
             else:
                 ride.answered()
                 return response

@@ -161,8 +161,10 @@ class Client:
     ) -> _ResponseT:
         time_left = TimeLeft(self._target.timeout_s(timeout_s), time.monotonic)
         ride = self._ride()
+        self._check_open()
         while True:
-            self._check_open()
+            if self._is_closed:
+                raise CancelledError("the client was closed")
             try:
                 response = method(request, timeout=time_left(), metadata=self._target.metadata)
             except grpc.RpcError as failure:

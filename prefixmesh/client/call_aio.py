@@ -44,6 +44,7 @@ class AsyncCall:
         self._held = ""
         """The worker whose channel is held for the attempt."""
 
+        self._giving_back: Any = None
         self._opening: asyncio.Task[Any] | None = None
         self._call: Any = None
         """The attempt that is read; None while it is being opened."""
@@ -131,6 +132,10 @@ class AsyncCall:
                 generate = _make_inference(channel).Generate
                 return generate(sent, timeout=self._time_left(), metadata=plan.ticket())
             plan.use_proxy()
+        given_back = self._course.give_back()
+        if given_back is not None:
+            ask = _make_router(self._router).Route
+            self._giving_back = ask(given_back, **self._settings())  # kept: what nobody holds is cancelled
         return self._ask_proxy()
 
     def _ask_proxy(self) -> Any:

@@ -57,6 +57,7 @@ class Call:
         self._held = ""
         """The worker whose channel is held for the attempt."""
 
+        self._giving_back: Any = None
         self._stream: Any = None
         """The attempt that is read; None before it is opened."""
 
@@ -137,6 +138,12 @@ class Call:
                 generate = _make_inference(channel).Generate
                 return self._activate(generate(sent, timeout=self._time_left(), metadata=plan.ticket()))
             plan.use_proxy()
+        given_back = self._course.give_back()
+        if given_back is not None:
+            route = _make_router(self._router).Route
+            self._giving_back = route.future(
+                given_back, **self._settings()
+            )  # kept: what nobody holds is cancelled
         ask = _make_inference(self._router).Generate
         return self._activate(ask(self._course.request, **self._settings()))
 

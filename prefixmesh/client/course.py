@@ -17,6 +17,9 @@ from prefixmesh.client.direct import DirectPlan, RouteMemory
 from prefixmesh.client.ride import Broken, Failure, Ride
 from prefixmesh.errors import (
     AdapterChangedError,
+    DeviceLostError,
+    FrameError,
+    OtherLifeError,
     OverloadedError,
     StoppingError,
     UnavailableError,
@@ -66,6 +69,10 @@ class Course:
         assert self._plan is not None
         self._ride.answered()
         return self._plan.routed(answer)
+
+    def give_back(self) -> router_pb2.RouteRequest | None:
+        """What to tell the router before the proxy is asked; its answer means nothing."""
+        return None if self._plan is None else self._plan.give_back()
 
     def received(self, response: pb.GenerateResponse, now_s: float) -> pb.GenerateResponse | None:
         """A message of the attempt as the caller is to have it; None where there is nothing to tell. O(its size).
@@ -138,7 +145,8 @@ class Course:
             return self._ride.broke(broken, now_s, left_s)
         error = broken.error
         assert self._memory is not None
-        if broken.failure is Failure.REFUSED and self._lived.started_s is None:
+        is_death = isinstance(error, OtherLifeError | DeviceLostError | FrameError)
+        if broken.failure is Failure.REFUSED and not is_death and self._lived.started_s is None:
             if not self._memory.refusals.may_retry(now_s):
                 raise UnavailableError(f"worker {plan.worker} refused this request: {error}") from error
         elif broken.failure is Failure.UNREACHED:

@@ -182,6 +182,11 @@ class DirectPlan:
         """Send this request to the proxy."""
         self.by_proxy = True
 
+    def give_back(self) -> router_pb2.RouteRequest | None:
+        """What the router is still to be told on the way to the proxy: of the last decision, which came to nothing. Once."""
+        answer, self._answer = self._answer, None
+        return None if answer is None else router_pb2.RouteRequest(unused_request_id=answer.request_id)
+
     def route_failed(self, error: PrefixmeshError) -> None:
         """The router answered no worker: returns where the proxy is the way, raises what the caller is told elsewhere."""
         if isinstance(error, UnsupportedError):

@@ -72,6 +72,8 @@ class RouteService:
         exclude = _excluded(message.exclude)
         if message.unused_request_id:
             self._core.withdraw(message.unused_request_id, self._clock())
+            if message.request.WhichOneof("prompt") is None:
+                return router_pb2.RouteResponse()  # its caller goes another way
         if self._core.open_tickets >= MAX_OPEN_TICKETS:
             raise OverloadedError(
                 f"{MAX_OPEN_TICKETS} tickets of this router have not ended, which is its limit"

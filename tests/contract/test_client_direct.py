@@ -14,7 +14,6 @@ from prefixmesh.errors import (
     AuthenticationError,
     CancelledError,
     DeadlineError,
-    InternalError,
     InvalidRequestError,
     OverloadedError,
     PrefixmeshError,
@@ -26,6 +25,7 @@ from prefixmesh.ticket import TICKET_METADATA
 from prefixmesh.tokens import pack
 from tests.support.any_client import AnyClient, AwaitedClient, BlockingClient
 from tests.support.fake_inference import FakeInference, delta, finished, refusing_address, started
+from tests.support.servers import eventually
 
 ANSWER = "The quick brown fox"
 
@@ -102,6 +102,18 @@ async def test_proxy_answers_where_no_worker_is_in_reach(
         router.routes = (one, two, servers[1].address)
         assert (await within(client.generate("c"))).text == ANSWER
     assert len(router.questions) == asked + 1  # neither is tried again so soon
+
+
+async def test_what_was_reserved_at_the_last_worker_in_vain_is_given_back(
+    client: AnyClient, servers: list[FakeInference]
+) -> None:
+    """The request goes to the proxy without another question, so the router is told beside it."""
+    router = servers[0]
+    with refusing_address() as one, refusing_address() as two:
+        router.routes = (one, two)
+        assert (await within(client.generate("hello"))).text == "by proxy"
+        await eventually(lambda: router.given_back == ["request-2"])
+    assert len(router.questions) == 2
 
 
 async def test_worker_that_never_answers_a_connection_is_out_of_reach(

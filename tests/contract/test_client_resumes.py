@@ -301,6 +301,24 @@ async def test_a_caller_may_leave_while_the_router_is_gone(make_client: MakeClie
             await within(reading)
 
 
+@pytest.mark.parametrize("direct", [False, True])
+async def test_a_client_that_is_closed_while_its_router_is_gone_ends_its_calls(
+    make_client: MakeClient, direct: bool
+) -> None:
+    """Streams and unary calls: nobody is left waiting for half a minute."""
+    async with fleet(None) as (router, workers):
+        router.words, router.hold_after, workers[0].hold_after = WORDS, 3, 3
+        client = make_client(router.address, direct=direct)
+        stream = await client.stream("hello")
+        assert (await within(stream.next())).text == WORDS[0]
+    calls = [asyncio.create_task(stream.collect()), asyncio.create_task(client.list_models())]
+    await asyncio.sleep(0)
+    await client.close()
+    for call in calls:
+        with pytest.raises((CancelledError, InvalidRequestError)):
+            await asyncio.wait_for(call, 10)
+
+
 async def test_an_answer_that_is_there_is_not_asked_for_again(make_client: MakeClient) -> None:
     """The worker ends its stream in an error after the last message: the answer stands."""
     async with fleet(None, None) as (router, (first, second)):

@@ -201,6 +201,9 @@ async def test_ticket_that_is_reported_unused_is_given_back_at_once(pair: Pair) 
     assert pair.router.loads() == [1]
     third = await route(pair.router, tokens(pack([1])), unused_request_id=first.request_id)
     assert pair.router.loads() == [2]
+    fourth = await route(pair.router, tokens(pack([1])))
+    nothing = await route(pair.router, pb.GenerateRequest(), unused_request_id=fourth.request_id)
+    assert (nothing, pair.router.loads()) == (router_pb2.RouteResponse(), [2])
     pair.engine.hold_after_tokens = 1
     call = pair.worker.inference.Generate(tokens(pack([1])), metadata=with_ticket(second))
     await call.read()

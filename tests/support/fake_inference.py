@@ -78,6 +78,9 @@ class FakeInference:
     questions: list[router_pb2.RouteRequest] = field(default_factory=list)
     """What came to ``Route``."""
 
+    given_back: list[str] = field(default_factory=list)
+    """Requests whose decisions came to nothing, told without asking for another."""
+
     routing: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a ``Route`` has come in."""
 
@@ -136,6 +139,9 @@ class FakeInference:
             raise
 
     async def Route(self, question: router_pb2.RouteRequest, context: AnyContext) -> router_pb2.RouteResponse:
+        if question.request.WhichOneof("prompt") is None:
+            self.given_back.append(question.unused_request_id)
+            return router_pb2.RouteResponse()
         self.requests.append(question.request)
         self.questions.append(question)
         self._remember(context)
