@@ -1,4 +1,4 @@
-"""The frames of an answer as bytes: what they are without parsing them, what deltas say once somebody asks, several as one. Pure.
+"""The frames of an answer as bytes: what they are without parsing them, and several as one. Pure.
 
 A frame is a serialised ``GenerateResponse``, which has one event: a tag, a length, and the event's own bytes to the end. So the first
 bytes tell its kind. Most frames are deltas, and nobody here needs to know more of most of them.
@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from prefixmesh.proto.v1 import inference_pb2 as pb
-from prefixmesh.tokens import unpack
 
 
 class FrameKind(enum.IntEnum):
@@ -43,45 +42,6 @@ def kind_of(frame: bytes) -> FrameKind:
         at += 1
     # Something behind the event would be a second one, which counts instead of it.
     return kind if at + size == len(frame) else FrameKind.OTHER
-
-
-class Answer:
-    """What some deltas say of one branch."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._ids: list[bytes] = []
-
-    def add(self, delta: pb.Delta) -> None:
-        """The branch's next delta."""
-        self._texts.append(delta.text)
-        self._ids.append(delta.token_ids)
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return "".join(self._texts)
-
-    @property
-    def packed(self) -> bytes:
-        """All ids, packed."""
-        return b"".join(self._ids)
-
-    @property
-    def ids(self) -> list[int]:
-        """All ids."""
-        ids: list[int] = unpack(self.packed).tolist()
-        return ids
-
-
-def read_answers(deltas: Sequence[bytes], answers: dict[int, Answer]) -> None:
-    """Add what a stream's next frames of deltas say to its answers, by branch, in the order in which branches begin. O(their bytes)."""
-    for frame in deltas:
-        delta = pb.GenerateResponse.FromString(frame).delta
-        answer = answers.get(delta.branch)
-        if answer is None:
-            answer = answers[delta.branch] = Answer()
-        answer.add(delta)
 
 
 def join_frames(frames: Sequence[bytes]) -> list[bytes]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixmesh.proto.v1 import inference_pb2 as pb
-from prefixmesh.router.frames import Answer, FrameKind, join_frames, kind_of, read_answers
+from prefixmesh.router.frames import FrameKind, join_frames, kind_of
 from prefixmesh.tokens import pack, unpack
 
 
@@ -23,9 +23,12 @@ def ended(branch: int) -> bytes:
 
 
 def said(frames: list[bytes]) -> dict[int, tuple[str, list[int]]]:
-    answers: dict[int, Answer] = {}
-    read_answers(frames, answers)
-    return {branch: (answer.text, answer.ids) for branch, answer in answers.items()}
+    answers: dict[int, tuple[str, list[int]]] = {}
+    for frame in frames:
+        one = pb.GenerateResponse.FromString(frame).delta
+        text, ids = answers.get(one.branch, ("", []))
+        answers[one.branch] = (text + one.text, ids + [int(id_) for id_ in unpack(one.token_ids)])
+    return answers
 
 
 STARTED = pb.GenerateResponse(started=pb.Started(request_id="r", seed=7)).SerializeToString()
@@ -66,14 +69,6 @@ def test_no_bytes_make_it_fail_and_what_it_names_is_what_parsing_finds(frame: by
         except DecodeError:
             return
         assert kind.name.lower() == parsed.WhichOneof("event")
-
-
-def test_answers_are_read_from_deltas_branch_by_branch() -> None:
-    answers: dict[int, Answer] = {}
-    read_answers([delta(0, "Pa", 1, branch=1), delta(0, "x", 9)], answers)
-    read_answers([delta(1, "ris", 2, 3, branch=1)], answers)
-    assert list(answers) == [1, 0]
-    assert (answers[1].text, answers[1].ids, answers[1].packed) == ("Paris", [1, 2, 3], pack([1, 2, 3]))
 
 
 def test_deltas_that_follow_each_other_become_one_and_all_else_stays_where_it_is() -> None:
