@@ -103,15 +103,17 @@ class SimulatedRouter:
         self, question: Question, timeout_s: float, answer: "Stream[pb.GenerateResponse | AnswerEnd]"
     ) -> None:
         """A caller's question has arrived over the network. Nobody there: its answer breaks."""
-        if self.life is None:
+        life = self.life
+        if life is None:
             answer.reset()
             return
-        request = self.life.ask(
-            question,
-            lambda _, error: answer.send(AnswerEnd(error)),
-            tell=answer.send,
-            deadline=self.sim.now + timeout_s,
-        )
+
+        def on_end(_: Answered, error: PrefixmeshError | None) -> None:
+            life.answers.pop(answer, None)
+            answer.send(AnswerEnd(error))
+
+        life.answers[answer] = None
+        request = life.ask(question, on_end, tell=answer.send, deadline=self.sim.now + timeout_s)
         answer.on_gone = request.stop
 
     def close(self) -> None:
@@ -150,6 +152,9 @@ class RouterLife:
         self.requests: dict[SimulatedRequest, None] = {}
         """Those that have not ended."""
 
+        self.answers: dict[Stream[pb.GenerateResponse | AnswerEnd], None] = {}
+        """On their way to callers over the network."""
+
         self._problems: dict[Endpoint, str] = {}
         self._reviews = -1
         self._is_over = False
@@ -179,6 +184,8 @@ class RouterLife:
             request.vanish()
         for link in self.links.values():
             link.close()
+        for answer in self.answers:
+            answer.reset()
 
     def note_news(self) -> None:
         """Something was learned of a worker: the calls of one that was put out are given up."""
