@@ -6,19 +6,16 @@ The tests share the fleet, which takes longer to start than any of them: each le
 import json
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 import pytest
-import ray
 
-from prefixmesh import fleet_state
-from prefixmesh.fleet_state import FleetState, PartState
 from tests.support.fleet_processes import is_alive, prefixmesh, wait_gone
 from tests.support.steady_requests import SteadyRequests
+from tests.support.supervised_fleet import SupervisedFleet, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -26,67 +23,24 @@ PROMPT: Final = (
     "The system policy of this shop says that a customer may return what was bought within thirty days."
 )
 OBJECT_STORE_BYTES: Final = 80 * 2**20
-SOON_S: Final = 90.0
-"""Far longer than anything here takes on a machine of its own (docs/reliability.md has the figures)."""
-
-
-class Fleet:
-    """A fleet that is up, by what its holder writes down."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-
-    @property
-    def state(self) -> FleetState:
-        return fleet_state.load(self.home / "fleet.json")
-
-    def part(self, name: str) -> PartState:
-        return next(part for part in self.state.parts if part.name == name)
-
-    def actor(self, name: str) -> Any:
-        """The actor of a part's present life, or the one that has this name."""
-        actors = {part.name: part.actor for part in self.state.parts}
-        return ray.get_actor(actors.get(name, name), namespace=self.state.ray_namespace)
-
-    def process(self, name: str) -> psutil.Process:
-        return psutil.Process(ray.get(self.actor(name).ping.remote()))
-
-    def node(self, name: str) -> str:
-        node: str = ray.get(
-            self.actor(name).__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
-        )
-        return node
-
-    def wait_serving(self, name: str, life: int) -> PartState:
-        """The part, once a life of at least this number serves."""
-        wait_until(lambda: self.part(name).phase == "serving" and self.part(name).life >= life)
-        return self.part(name)
-
-    def wait_whole(self) -> None:
-        wait_until(lambda: all(part.phase == "serving" for part in self.state.parts))
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
-def fleet(ray_cluster: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(
+    ray_cluster: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SupervisedFleet]:
     """Two workers and a router under a detached supervisor; a part that is killed twice in a row waits for a fraction of a second."""
     home = tmp_path_factory.mktemp("supervised")
     settings = ("--model", str(tiny_model), "--max-total-tokens", "4096", "--grace", "2", "--workers", "2")
     done = prefixmesh(home, "up", "--address", ray_cluster, "--detach", *settings)
     try:
         assert done.returncode == 0, done.stderr
-        yield Fleet(home)
+        yield SupervisedFleet(home)
     finally:
         prefixmesh(home, "down")
 
 
-def test_a_killed_worker_serves_again_as_its_next_life_and_nobody_notices(fleet: Fleet) -> None:
+def test_a_killed_worker_serves_again_as_its_next_life_and_nobody_notices(fleet: SupervisedFleet) -> None:
     """Its requests go on elsewhere meanwhile. ``status`` tells which life serves, since when, and what ended the one before."""
     before = fleet.part("worker-0")
     with SteadyRequests(fleet.state.router, PROMPT) as caller:
@@ -95,7 +49,7 @@ def test_a_killed_worker_serves_again_as_its_next_life_and_nobody_notices(fleet:
         after = fleet.wait_serving("worker-0", before.life + 1)
         caller.wait_for_more(5)
     assert caller.errors == []
-    assert len(set(caller.texts)) == 1
+    assert len(caller.texts()) == 1
     assert after.address not in ("", before.address)
     shown = json.loads(prefixmesh(fleet.home, "status", "--json").stdout)
     (part,) = (part for part in shown["parts"] if part["name"] == "worker-0")
@@ -109,7 +63,9 @@ def test_a_killed_worker_serves_again_as_its_next_life_and_nobody_notices(fleet:
     assert sorted(worker["address"] for worker in shown["workers"]) == sorted(fleet.state.workers.values())
 
 
-def test_a_killed_router_serves_again_at_its_address_and_its_callers_ride_over_it(fleet: Fleet) -> None:
+def test_a_killed_router_serves_again_at_its_address_and_its_callers_ride_over_it(
+    fleet: SupervisedFleet,
+) -> None:
     """The standby takes its place, and another stands by."""
     router = fleet.part("router")
     with SteadyRequests(router.address, PROMPT) as caller:
@@ -118,12 +74,12 @@ def test_a_killed_router_serves_again_at_its_address_and_its_callers_ride_over_i
         after = fleet.wait_serving("router", router.life + 1)
         caller.wait_for_more(5)
     assert caller.errors == []
-    assert len(set(caller.texts)) == 1
+    assert len(caller.texts()) == 1
     assert after.address == router.address
     wait_until(lambda: f"router.{after.life + 1}" in fleet.state.actor_names)
 
 
-def test_a_killed_supervisor_goes_on_where_it_was(fleet: Fleet) -> None:
+def test_a_killed_supervisor_goes_on_where_it_was(fleet: SupervisedFleet) -> None:
     """The parts that live are left alone; the next one that dies is started again, and the router's standby still takes its place."""
     before = {part.name: (part.life, part.address) for part in fleet.state.parts}
     fleet.process("supervisor").send_signal(signal.SIGKILL)
@@ -139,7 +95,7 @@ def test_a_killed_supervisor_goes_on_where_it_was(fleet: Fleet) -> None:
     assert (after_router.life, after_router.address) == (life + 1, address), "the standby, not a new one"
 
 
-def test_the_worker_of_a_node_that_dies_serves_again_on_another(fleet: Fleet, cluster: Any) -> None:
+def test_the_worker_of_a_node_that_dies_serves_again_on_another(fleet: SupervisedFleet, cluster: Any) -> None:
     """Requests go on meanwhile."""
     workers = ("worker-0", "worker-1")
     head = cluster.head_node.node_id
@@ -161,7 +117,7 @@ def test_the_worker_of_a_node_that_dies_serves_again_on_another(fleet: Fleet, cl
 
 
 def test_a_fleet_outlives_its_holder_and_is_still_found_refused_a_second_time_and_stopped(
-    fleet: Fleet,
+    fleet: SupervisedFleet,
 ) -> None:
     """``status``, ``up`` and ``down`` ask the supervisor then."""
     state = fleet.state
