@@ -29,8 +29,7 @@ import msgspec
 
 from prefixmesh.cache.events import CacheSummary, TierState
 from prefixmesh.errors import ConfigError
-from prefixmesh.worker.engine_client import RequestEvent
-from prefixmesh.worker.messages import Ended, TokensOut
+from prefixmesh.worker.messages import Admitted, Ended, Refused, TokensOut
 
 MAX_FAULTS: Final = 1000
 """A script is looked through at every step."""
@@ -157,7 +156,7 @@ def parse_faults(text: bytes) -> FaultScript:
     return FaultScript(_parse_fault(one, f"faults[{place}]") for place, one in enumerate(value))
 
 
-def told_tokens(event: RequestEvent, resumed_tokens: int) -> float:
+def told_tokens(event: Admitted | TokensOut | Ended | Refused, resumed_tokens: int) -> float:
     """How many tokens of an answer would have been told with this event: an end is past all of them."""
     match event:
         case TokensOut():
