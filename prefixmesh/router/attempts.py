@@ -215,7 +215,7 @@ class Attempts:
     def begin(self, now: float) -> Step:
         """The request has come. O(a decision)."""
         self._is_open = True
-        self._budget.began(now)
+        self._budget.began()
         if self._history.is_on:
             self._note_asked(now)
         return self._send(now)

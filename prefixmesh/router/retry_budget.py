@@ -3,7 +3,7 @@
 Two bounds, both a share of what callers ask for, with a floor for routers that have little to do:
 
     at once      attempts beyond a request's first that have no token yet, of the requests that are under way (Envoy's retry budget)
-    over time    attempts after a refusal, of the requests of the last seconds (Finagle's)
+    over time    attempts after a refusal: every request pays in a share of one, every such attempt takes one out (Finagle's)
 
 Who finds the first used up may wait in order for a place: a worker that died with a third of all requests has them taken up again bit by
 bit. The second is never waited for: a fleet that refuses is full, and a refusal at once is the better answer. What is tried again, and
@@ -22,11 +22,18 @@ RETRY_SHARE: Final = 0.2
 LEAST_RETRIES: Final = 3
 """A router with a request or two under way may still try them again."""
 
-WINDOW_S: Final = 10.0
-"""So far back what was asked and refused is counted: long beside a burst, short beside an outage."""
+PAID_IN_PERCENT: Final = 15
+"""Of an attempt after a refusal, by every request. With what may be saved, a fleet that refuses 100 requests a second for 20 s is sent at
+most 1.2 attempts for each, however many came before that were not refused."""
 
-BUCKETS: Final = 10
-"""What is counted leaves the window in so many steps."""
+MOST_SAVED: Final = 50
+"""Attempts: what a quiet hour has saved up must not fall upon a fleet in the moment in which it is full."""
+
+EARNED_IN_S: Final = 10.0
+"""In so long a budget that is used up earns ``LEAST_RETRIES`` by time alone."""
+
+_ATTEMPT: Final = 100
+"""What one takes out: whole numbers, so that many small sums add up."""
 
 
 class RetryPlace:
@@ -56,19 +63,15 @@ class RetryPlace:
 class RetryBudget:
     """Counts the requests and the retries of one router. Not thread-safe; every method is O(1) but for whom it lets go on."""
 
-    def __init__(
-        self, *, share: float = RETRY_SHARE, least: int = LEAST_RETRIES, window_s: float = WINDOW_S
-    ) -> None:
+    def __init__(self, *, share: float = RETRY_SHARE, least: int = LEAST_RETRIES) -> None:
         self._share = share
         self._least = least
-        self._bucket_s = window_s / BUCKETS
         self._active = 0
         self._held = 0
         self._waiting: OrderedDict[RetryPlace, None] = OrderedDict()
-        # Rings over the window's buckets; the newest is the one of ``_newest``, counted in buckets of the clock.
-        self._asked = [0] * BUCKETS
-        self._retried = [0] * BUCKETS
-        self._newest = 0
+        # For attempts after refusals, in hundredths of one; counted up by time since then.
+        self._saved = least * _ATTEMPT
+        self._earning_since = 0.0
 
     def __repr__(self) -> str:
         return f"RetryBudget({self._active} active, {self._held} of {self.places} places held, {len(self._waiting)} waiting)"
@@ -83,11 +86,10 @@ class RetryBudget:
         """Attempts beyond the first that may be without a token at once."""
         return max(self._least, int(self._share * self._active))
 
-    def began(self, now: float) -> None:
-        """A request came; it is under way until ``ended``. ``now`` is seconds of a clock that never goes back."""
-        self._turn_to(now)
+    def began(self) -> None:
+        """A request came; it is under way until ``ended``."""
         self._active += 1
-        self._asked[self._newest % BUCKETS] += 1
+        self._saved = min(MOST_SAVED * _ATTEMPT, self._saved + PAID_IN_PERCENT)
         self._let_on()
 
     def ended(self) -> None:
@@ -112,11 +114,12 @@ class RetryBudget:
         return place
 
     def may_retry_refused(self, now: float) -> bool:
-        """Whether one more attempt after a refusal is within the share; if so, it is counted."""
-        self._turn_to(now)
-        if sum(self._retried) + 1 > max(self._least, self._share * sum(self._asked)):
+        """Whether one more attempt after a refusal is within the budget; if so, it is taken out. ``now`` is seconds of a clock that never
+        goes back."""
+        self._earn(now)
+        if self._saved < _ATTEMPT:
             return False
-        self._retried[self._newest % BUCKETS] += 1
+        self._saved -= _ATTEMPT
         return True
 
     def _left(self, place: RetryPlace) -> None:
@@ -135,11 +138,13 @@ class RetryBudget:
         self._held += 1
         place.hold()
 
-    def _turn_to(self, now: float) -> None:
-        bucket = int(now // self._bucket_s)
-        for empty in range(max(self._newest + 1, bucket - BUCKETS + 1), bucket + 1):
-            self._asked[empty % BUCKETS] = self._retried[empty % BUCKETS] = 0
-        self._newest = max(self._newest, bucket)
+    def _earn(self, now: float) -> None:
+        """By time, up to the least that is always allowed."""
+        least = self._least * _ATTEMPT
+        earned = int((now - self._earning_since) / EARNED_IN_S * least)
+        if earned:
+            self._earning_since = now
+            self._saved = max(self._saved, min(least, self._saved + earned))
 
 
 def _nothing() -> None:

@@ -28,7 +28,7 @@ from prefixmesh.rpc.identity import DEFAULT_TENANT
 from prefixmesh.sim.fake_engine import ModelIdentity
 from prefixmesh.sim.fake_model import expected_answer
 
-START_S: Final = 60.0
+START_S: Final = 180.0
 """Far more than a process takes to begin, on a machine that is busy with others."""
 
 LISTENING: Final = " listening on "
