@@ -17,7 +17,6 @@ What was told to the caller, and how another worker goes on with it, is ``answer
 Why an attempt failed decides what follows (``FailureKind``). A worker that has failed a request does not get it again in the same life.
 """
 
-import enum
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -28,18 +27,11 @@ from msgspec.structs import replace
 
 from prefixmesh.errors import (
     AdapterChangedError,
-    AuthenticationError,
     CancelledError,
     DeadlineError,
-    DeviceLostError,
-    EngineLostError,
-    FrameError,
-    InternalError,
     InvalidRequestError,
-    OtherLifeError,
     OverloadedError,
     PrefixmeshError,
-    QueueTimeoutError,
     UnavailableError,
 )
 from prefixmesh.history import (
@@ -56,6 +48,7 @@ from prefixmesh.history import (
 )
 from prefixmesh.ids import Fingerprint, Incarnation, RequestId
 from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.failure_kind import FailureKind
 from prefixmesh.router.placement import Placement, RouteRequest
 from prefixmesh.router.retry_budget import RetryBudget, RetryPlace
 from prefixmesh.router.routing import RouterCore
@@ -72,62 +65,7 @@ MAX_PREPARATIONS: Final = 3
 cost a request two of them."""
 
 
-class FailureKind(enum.Enum):
-    """Why an attempt is over without the answer's end."""
-
-    DIED = "died"
-    """The worker, or the way to it: the connection broke, another life answered, the stream stopped short, or the worker was put out."""
-
-    REFUSED = "refused"
-    """A live worker said that it does not take it."""
-
-    CALLERS = "callers"
-    """Its own: what it asks for is not possible, its time is over, or nobody wants it any more."""
-
-    INTERNAL = "internal"
-    """A bug of ours, there or here: another try would meet it again."""
-
-    CHANGED = "changed"
-    """The adapter that it was prepared with is not the one that has its name now."""
-
-
-_COUNTED: Final = frozenset({FailureKind.DIED, FailureKind.INTERNAL})
 _RETRIED: Final = frozenset({FailureKind.DIED, FailureKind.REFUSED})
-
-
-def kind_of(error: PrefixmeshError, *, is_told: bool, was_accepted: bool) -> FailureKind:
-    """What a worker's ``error`` means for the attempt.
-
-    ``is_told`` says that the worker itself has sent it, with our ErrorInfo, and not the library that found the connection broken;
-    ``was_accepted`` that it had begun with the request, so that UNAVAILABLE is no refusal any more.
-    """
-    match error:
-        case AdapterChangedError():
-            return FailureKind.CHANGED
-        case OtherLifeError() | EngineLostError() | DeviceLostError() | FrameError():
-            return FailureKind.DIED
-        case UnavailableError():
-            return FailureKind.REFUSED if is_told and not was_accepted else FailureKind.DIED
-        case QueueTimeoutError():
-            return (
-                FailureKind.CALLERS
-            )  # it has waited as long as it may: a second line would be as long again
-        case OverloadedError() | AuthenticationError():
-            # The caller's credentials were checked here: it is our ticket that the worker does not take.
-            return FailureKind.REFUSED
-        case CancelledError() if not is_told:
-            return (
-                FailureKind.DIED
-            )  # a server that was stopped cancels what it has; whoever asks this knows that nobody here did
-        case InternalError():
-            return FailureKind.INTERNAL
-        case _:
-            return FailureKind.CALLERS
-
-
-def is_workers_fault(kind: FailureKind) -> bool:
-    """Whether a failure of this kind says something of the worker's health."""
-    return kind in _COUNTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.ids import TenantId
 from prefixmesh.proto.v1 import inference_pb2, router_pb2
 from prefixmesh.requests import GenerateRequest, TokenPrompt
+from prefixmesh.router.attempts import MAX_PREPARATIONS
 from prefixmesh.router.endpoint import Endpoint
-from prefixmesh.router.intake import MAX_PREPARATIONS, Intake
+from prefixmesh.router.intake import Intake
 from prefixmesh.router.placement import Placement
 from prefixmesh.router.prepare import PreparedRequest
 from prefixmesh.router.routing import RouterCore

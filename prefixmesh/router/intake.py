@@ -25,10 +25,6 @@ REQUEST_ID_BYTES: Final = 12
 IDS_DRAWN: Final = 256
 """Ids drawn at a time: the system is asked for randomness once for so many requests."""
 
-MAX_PREPARATIONS: Final = 3
-"""How often a request is prepared whose adapter changes under it. An adapter that is loaded anew on all workers, one after the other, may
-cost a request two of them."""
-
 
 class Intake:
     """Takes requests in for one router."""

@@ -26,14 +26,12 @@ from prefixmesh.history import NO_HISTORY, History
 from prefixmesh.router.attempts import (
     Attempts,
     End,
-    FailureKind,
     Prepare,
     Send,
     Step,
     Wait,
-    is_workers_fault,
-    kind_of,
 )
+from prefixmesh.router.failure_kind import FailureKind, is_workers_fault, kind_of
 from prefixmesh.router.frame_stream import FrameStream
 from prefixmesh.router.frame_stream import Send as SendFrame
 from prefixmesh.router.idle_watch import IdleWatch

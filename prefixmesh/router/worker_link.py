@@ -27,9 +27,9 @@ from prefixmesh.errors import DeadlineError, PrefixmeshError, UnavailableError
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2_grpc
-from prefixmesh.router.attempts import FailureKind, is_workers_fault
 from prefixmesh.router.cache_stream import CacheStream
 from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.failure_kind import FailureKind, is_workers_fault
 from prefixmesh.router.registry import WorkerEntry
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.worker_call import WorkerCall

@@ -12,8 +12,8 @@ from prefixmesh.cache.fingerprint import FINGERPRINT_VERSION
 from prefixmesh.ids import Incarnation, WorkerId
 from prefixmesh.proto.cache_news import News
 from prefixmesh.proto.codec import PROTOCOL_VERSION
-from prefixmesh.router.attempts import FailureKind, is_workers_fault
 from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.failure_kind import FailureKind, is_workers_fault
 from prefixmesh.router.registry import Rates, WorkerFacts
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.worker_health import PROBE_TIMEOUT_S

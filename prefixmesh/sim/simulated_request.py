@@ -5,6 +5,7 @@ Here is what ``router.relay`` does around them, in simulated time: it sends, not
 deadline or when its caller leaves. Answers travel as events, and become the wire's messages where their caller wants each token.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,8 +25,9 @@ from prefixmesh.errors import (
 from prefixmesh.history import History
 from prefixmesh.ids import Namespace, RequestId, TenantId
 from prefixmesh.proto.v1 import inference_pb2 as pb
-from prefixmesh.router.attempts import Attempts, End, FailureKind, Prepare, Send, Step, Wait, kind_of
+from prefixmesh.router.attempts import Attempts, End, Prepare, Send, Step, Wait
 from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.failure_kind import FailureKind, kind_of
 from prefixmesh.router.placement import Placement, RouteRequest
 from prefixmesh.router.retry_budget import RetryBudget
 from prefixmesh.router.routing import RouterCore
@@ -55,6 +57,8 @@ class Question:
     max_tokens: int
     resumed: bytes = b""
     """Packed ids that the caller has of the answer already."""
+
+    priority: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,6 +125,7 @@ class SimulatedRequest:
                 fingerprints=block_fingerprints(question.namespace, question.prompt),
                 prompt_tokens=count(question.prompt),
                 max_tokens=question.max_tokens,
+                priority=question.priority,
             ),
             request_id,
             deadline=deadline,
@@ -193,6 +198,8 @@ class SimulatedRequest:
             tokens=self._question.prompt,
             sampling=_greedy(self._question.max_tokens),
             resumed=resumed,
+            priority=self._question.priority,
+            time_left_s=math.inf if self._deadline is None else self._deadline - self._sim.now,
         )
         router, ticket = self._router, self._ticket(placement)
         link = router.links[placement.endpoint]

@@ -29,14 +29,12 @@ from prefixmesh.router.attempts import (
     MAX_PREPARATIONS,
     Attempts,
     End,
-    FailureKind,
     Prepare,
     Send,
     Step,
     Wait,
-    is_workers_fault,
-    kind_of,
 )
+from prefixmesh.router.failure_kind import FailureKind, is_workers_fault, kind_of
 from prefixmesh.router.placement import Placement
 from prefixmesh.router.retry_budget import LEAST_RETRIES, RetryBudget
 from prefixmesh.router.routing import RouterCore
