@@ -1,9 +1,9 @@
-"""What a figure is, what is asked of it, and whether it was met. Pure."""
+"""What a figure is, what is asked of it, and whether it was met: of the cache's bench, and what all benches share. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from prefixmesh.bench.timing import Measurement
 from prefixmesh.bench.yardstick import Yardstick
@@ -13,6 +13,10 @@ Unit = Literal["us", "ms", "bytes", "turns/s", "x"]
 
 SizeOf = Literal["leaves", "pool tokens"]
 """A tree of N leaves has N / 4 nodes more."""
+
+_TIMES: Final = frozenset({"us", "ms"})
+_RATES: Final = frozenset({"turns/s", "blocks/s"})
+"""Of these more is better."""
 
 _DIGITS: Final = 4
 """Significant digits in ``--json``: more than any of these measurements is good for."""
@@ -47,11 +51,33 @@ class Figure:
     baseline: Baseline | None = None
 
 
+class Judged(Protocol):
+    """What any bench's figure is: held to something, or only told."""
+
+    @property
+    def unit(self) -> str:
+        """A time, a rate, or neither."""
+        ...
+
+    @property
+    def target(self) -> float | None:
+        """At most so much (of a rate: at least) on the machine of the targets; None for what is only told."""
+        ...
+
+    @property
+    def judged(self) -> Literal["median", "longest"]:
+        """Which of its measures is held to that."""
+        ...
+
+
+FigureT = TypeVar("FigureT", bound=Judged)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class Taken(Generic[FigureT]):
     """A figure, measured."""
 
-    figure: Figure
+    figure: FigureT
     measurement: Measurement
     yardstick: Yardstick
     """Of the machine around it."""
@@ -69,17 +95,13 @@ class Result:
 
     @property
     def scaled_target(self) -> float | None:
-        """The target for this machine as it was: times grow with its scale, rates shrink, bytes and ratios stay."""
-        target = self.figure.target
+        """The target for this machine as it was: times grow with its scale, rates shrink, what is neither stays."""
+        target, unit = self.figure.target, self.figure.unit
         if target is None:
             return None
-        match self.figure.unit:
-            case "us" | "ms":
-                return target * self.yardstick.scale
-            case "turns/s":
-                return target / self.yardstick.scale
-            case "bytes" | "x":
-                return target
+        if unit in _TIMES:
+            return target * self.yardstick.scale
+        return target / self.yardstick.scale if unit in _RATES else target
 
     @property
     def met(self) -> bool | None:
@@ -87,7 +109,30 @@ class Result:
         target = self.scaled_target
         if target is None:
             return None
-        return self.value >= target if self.figure.unit == "turns/s" else self.value <= target
+        return self.value >= target if self.figure.unit in _RATES else self.value <= target
+
+    def as_json(self) -> dict[str, Any]:
+        """What ``--json`` prints of it beside the figure's own names: plain values."""
+        measured = self.measurement
+        return {
+            "unit": self.figure.unit,
+            "median": rounded(measured.median),
+            "p99": rounded(measured.p99),
+            "max": rounded(measured.longest),
+            "calls": measured.calls,
+            "repeats": measured.repeats,
+            "judged": self.figure.judged,
+            "target": self.figure.target,
+            "scaled_target": rounded(self.scaled_target),
+            "met": self.met,
+            "yardsticks": yardstick_as_json(self.yardstick),
+            "notes": {name: rounded(value) for name, value in self.notes.items()},
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result(Taken[Figure]):
+    """A figure of the cache, measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,26 +178,15 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def _as_dict(result: Result) -> dict[str, Any]:
-    figure, measured = result.figure, result.measurement
+    figure = result.figure
     return {
         "name": figure.name,
         "title": figure.title,
         "page_size": figure.page_size,
         "size": figure.size,
         "size_of": figure.size_of,
-        "unit": figure.unit,
-        "median": rounded(measured.median),
-        "p99": rounded(measured.p99),
-        "max": rounded(measured.longest),
-        "calls": measured.calls,
-        "repeats": measured.repeats,
-        "judged": figure.judged,
-        "target": figure.target,
-        "scaled_target": rounded(result.scaled_target),
-        "met": result.met,
-        "yardsticks": yardstick_as_json(result.yardstick),
+        **result.as_json(),
         "baseline": figure.baseline and figure.baseline._asdict(),
-        "notes": {name: rounded(value) for name, value in result.notes.items()},
     }
 
 

@@ -2,18 +2,15 @@
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-from prefixmesh.bench.figures import rounded, yardstick_as_json
-from prefixmesh.bench.timing import Measurement
+from prefixmesh.bench.figures import Taken, yardstick_as_json
 from prefixmesh.bench.yardstick import Yardstick, mean_yardstick
 
 Unit = Literal["us", "ms", "bytes", "blocks/s"]
 """Microseconds, milliseconds, bytes, blocks in a second of processor time. Of the last, more is better."""
-
-_TIMES: Final = frozenset({"us", "ms"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,41 +30,8 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """A figure, measured."""
-
-    figure: Figure
-    measurement: Measurement
-    yardstick: Yardstick
-    """Of the machine around it."""
-
-    notes: Mapping[str, float] = field(default_factory=dict)
-    """What else is good to know of this measurement, by name."""
-
-    @property
-    def value(self) -> float:
-        """What is held to the target."""
-        measured = self.measurement
-        if self.figure.judged == "longest" and measured.longest is not None:
-            return measured.longest
-        return measured.median
-
-    @property
-    def scaled_target(self) -> float | None:
-        """The target for this machine as it was: times grow with its scale, rates shrink, bytes stay."""
-        target = self.figure.target
-        if target is None or self.figure.unit == "bytes":
-            return target
-        scale = self.yardstick.scale
-        return target * scale if self.figure.unit in _TIMES else target / scale
-
-    @property
-    def met(self) -> bool | None:
-        """Whether it is what was asked for; None when nothing was."""
-        target = self.scaled_target
-        if target is None:
-            return None
-        return self.value >= target if self.figure.unit == "blocks/s" else self.value <= target
+class Result(Taken[Figure]):
+    """A figure of the router, measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,21 +71,5 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def _as_dict(result: Result) -> dict[str, Any]:
-    figure, measured = result.figure, result.measurement
-    return {
-        "name": figure.name,
-        "title": figure.title.strip(),
-        "at": figure.at,
-        "unit": figure.unit,
-        "median": rounded(measured.median),
-        "p99": rounded(measured.p99),
-        "max": rounded(measured.longest),
-        "calls": measured.calls,
-        "repeats": measured.repeats,
-        "judged": figure.judged,
-        "target": figure.target,
-        "scaled_target": rounded(result.scaled_target),
-        "met": result.met,
-        "yardsticks": yardstick_as_json(result.yardstick),
-        "notes": {name: rounded(value) for name, value in result.notes.items()},
-    }
+    figure = result.figure
+    return {"name": figure.name, "title": figure.title.strip(), "at": figure.at, **result.as_json()}
