@@ -164,9 +164,12 @@ class BlockIndex:
         """
         if not fingerprints:
             return Matches([], [])
-        if fingerprints[0] not in predicted:
-            predicted = NOTHING_PREDICTED
         shards, device_of, host_of = self._shards, self._sets.device, self._sets.host
+        first = fingerprints[0]
+        if first not in predicted:
+            predicted = NOTHING_PREDICTED
+            if not shards[first >> SHARD_SHIFT].get(first, NOBODY):
+                return Matches([], [])
         device, total = _Walk(), _Walk()
         last, last_expected = -1, 0
         for start in range(0, len(fingerprints), STRETCH):

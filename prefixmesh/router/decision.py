@@ -52,7 +52,7 @@ def decide(
     if not count:
         return None
     costs = weigh(columns, able if count < len(able) else None, matches, demand, config.spill_weight)
-    affinity_ms = _affinity_ms(able, costs, demand, config)
+    affinity_ms = 0.0 if demand.home_row is None else _affinity_ms(able, costs, demand, config)
     choice = Choice(columns, able, matches, costs, demand, affinity_ms, turn, chance)
     row, was_tie = PICKS[config.policy](choice)
     return Decision(costs.of(row, matches, affinity_ms if row == demand.home_row else 0.0), was_tie)
