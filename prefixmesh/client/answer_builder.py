@@ -4,6 +4,7 @@ A stream is ``Started``, then deltas, then ``Finished``, and with several branch
 that order, so that a lost or repeated piece becomes an error and never a wrong answer.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from prefixmesh import tokens
@@ -31,12 +32,11 @@ _REASONS: Final[dict[int, FinishReason]] = {
 class AnswerBuilder:
     """Folds the responses of one call into its answer."""
 
-    def __init__(self, sent_at_s: float, first_position: int = 0, branches: int = 1) -> None:
-        """``sent_at_s`` is when the request was sent, ``first_position`` where its first new token stands, ``branches`` how many answers
-        it asked for."""
+    def __init__(self, sent_at_s: float, begun: Sequence[int] = (0,)) -> None:
+        """``sent_at_s`` is when the request was sent, ``begun`` how many tokens of each answer that it asked for were there already."""
         self.sent_at_s: Final = sent_at_s
         self._first_token_s: float | None = None
-        self._branches = [_BranchBuilder(first_position) for _ in range(branches)]
+        self._branches = [_BranchBuilder(first_position) for first_position in begun]
         self.started: Started | None = None
         """Set by the first response."""
 

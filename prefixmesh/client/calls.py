@@ -87,6 +87,9 @@ class GenerateOptions(TypedDict, total=False):
     resumed_output: Sequence[int]
     """Ids that were generated already: the answer goes on after them, and holds only what is new."""
 
+    resumed_branches: Sequence[Sequence[int]]
+    """What ``resumed_output`` is to one answer, for each of ``branches``, empty where one had not begun; none, or as many as these."""
+
     branches: int
     """Answers to compute from the one prompt, all on one worker, each with its own randomness. 1 to 64; see ``Answer.branches``."""
 
@@ -147,6 +150,7 @@ def build_generate(
     json_schema: str | Mapping[str, Any] | None = None,
     regex: str | None = None,
     resumed_output: Sequence[int] = (),
+    resumed_branches: Sequence[Sequence[int]] = (),
     branches: int = 1,
     priority: int = 0,
     queue_timeout_ms: int = 0,
@@ -183,6 +187,9 @@ def build_generate(
         adapter=check_text("adapter", adapter),
         extra_key=check_text("extra_key", extra_key),
         resumed_output=check_ids("resumed_output", resumed_output),
+        resumed_branches=tuple(
+            check_ids(f"resumed_branches[{branch}]", ids) for branch, ids in enumerate(resumed_branches)
+        ),
         branches=check_integer("branches", branches),
         priority=check_integer("priority", priority),
         queue_timeout_ms=check_integer("queue_timeout_ms", queue_timeout_ms),
@@ -196,7 +203,8 @@ def build_generate(
 
 def begin_answer(request: pb.GenerateRequest, sent_at_s: float) -> AnswerBuilder:
     """What folds the responses to ``request``, which is sent at ``sent_at_s``."""
-    return AnswerBuilder(sent_at_s, count(request.resumed_output), max(1, request.branches))
+    resumed = request.resumed_branches or [request.resumed_output] * max(1, request.branches)
+    return AnswerBuilder(sent_at_s, [count(packed) for packed in resumed])
 
 
 def build_tokenize(prompt: PromptLike, model: str) -> pb.TokenizeRequest:

@@ -27,8 +27,11 @@ def plan_forks(
     context: PromptLike, continuations: Sequence[ContinuationLike], options: GenerateOptions
 ) -> list[Prompt]:
     """The prompt of each fork, in order; raises InvalidRequestError for a continuation that is not of the context's kind."""
-    if options.get("resumed_output"):
-        raise InvalidRequestError("resumed_output", "is the beginning of one answer, and forks have several")
+    for name in ("resumed_output", "resumed_branches"):
+        if options.get(name):
+            raise InvalidRequestError(
+                name, "is the beginning of one call's answers, and forks are several calls"
+            )
     if isinstance(continuations, str | bytes | Mapping) or not isinstance(continuations, Sequence):
         kind = type(continuations).__name__
         raise InvalidRequestError("continuations", f"must be a sequence of continuations, got {kind}")

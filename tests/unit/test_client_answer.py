@@ -11,7 +11,7 @@ from tests.support.fake_inference import delta, finished, started
 
 
 def fold(*responses: pb.GenerateResponse, branches: int = 1) -> Answer:
-    builder = AnswerBuilder(sent_at_s=0.0, branches=branches)
+    builder = AnswerBuilder(sent_at_s=0.0, begun=[0] * branches)
     for response in responses:
         builder.add(response, now_s=0.0)
     return builder.end()
@@ -130,7 +130,7 @@ def test_branches_are_folded_apart() -> None:
 
 
 def test_a_branchs_delta_says_whose_it_is() -> None:
-    builder = AnswerBuilder(0.0, branches=2)
+    builder = AnswerBuilder(0.0, begun=(0, 0))
     builder.add(started(), 0.0)
     assert builder.add(delta(0, "hi", 5, branch=1), 0.0) == TextDelta("hi", (5,), 0, (), 1)
 
@@ -177,11 +177,11 @@ def test_stream_that_ends_early_is_an_error(responses: list[pb.GenerateResponse]
 
 def test_a_resumed_answer_begins_where_it_was_cut() -> None:
     """Positions count the whole answer, ids and text are what is new."""
-    builder = AnswerBuilder(0.0, first_position=2)
+    builder = AnswerBuilder(0.0, begun=(2,))
     for response in (started(), delta(2, "c", 13), delta(3, "d", 14), finished(2)):
         builder.add(response, 0.0)
     assert (builder.end().token_ids, builder.end().text) == ((13, 14), "cd")
-    builder = AnswerBuilder(0.0, first_position=2)
+    builder = AnswerBuilder(0.0, begun=(2,))
     builder.add(started(), 0.0)
     with pytest.raises(InternalError, match="gap"):
         builder.add(delta(0, "a", 11), 0.0)

@@ -97,6 +97,8 @@ def test_options_arrive_as_given() -> None:
     assert (request.branches, request.priority, request.queue_timeout_ms) == (1, -5, 250)
     assert codec.decode_generate(build_generate("hi", branches=3)).branches == 3
     assert request.resumed_output == pack([3, 4])
+    several = codec.decode_generate(build_generate("hi", branches=2, resumed_branches=[[3], ()]))
+    assert (several.resumed_branches, several.resumed_output) == ((pack([3]), b""), b"")
 
 
 @pytest.mark.parametrize(
@@ -136,6 +138,9 @@ def test_options_arrive_as_given() -> None:
         ({"resumed_output": [-1]}, "resumed_output"),
         ({"resumed_output": [2**32]}, "resumed_output"),
         ({"resumed_output": "abc"}, "resumed_output"),
+        ({"resumed_branches": [[1], [2]]}, "resumed_branches"),
+        ({"branches": 2, "resumed_branches": [[1], [2.5]]}, "resumed_branches[1]"),
+        ({"resumed_output": [1], "resumed_branches": [[1]]}, "resumed_branches"),
         ({"branches": 0}, "branches"),
         ({"branches": 65}, "branches"),
         ({"branches": 2.0}, "branches"),

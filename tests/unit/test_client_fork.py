@@ -75,3 +75,5 @@ def test_what_does_not_go_on_from_its_context_is_refused_by_name(
 def test_a_fork_does_not_resume_an_answer() -> None:
     with pytest.raises(InvalidRequestError, match="resumed_output"):
         plan_forks("a", ["b"], {"resumed_output": [1]})
+    with pytest.raises(InvalidRequestError, match="resumed_branches"):
+        plan_forks("a", ["b"], {"resumed_branches": [[1]]})
