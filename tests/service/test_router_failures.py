@@ -58,6 +58,22 @@ async def test_load_is_exactly_one_from_decision_to_end() -> None:
         assert (view.in_flight, view.work_ms, view.routed) == (0, 0.0, 1)
 
 
+async def test_three_hundred_slow_requests_are_all_under_way_at_their_worker() -> None:
+    """F8: nothing between caller and worker holds some of them back, unseen."""
+    script = held_script()
+    async with running_router(1, script=script) as router:
+        calls = [
+            asyncio.create_task(router.generate(token_request([seed % 256, seed // 256]), timeout_s=600.0))
+            for seed in range(300)
+        ]
+        await eventually(lambda: script.before_delta.waiting == 300, timeout_s=30.0)
+        assert (router.loads(), router.workers[0].running) == ([300], 300)
+        script.before_delta.open()
+        answers = await asyncio.gather(*calls)
+        assert all(answer.finished for answer in answers)
+        assert router.loads() == [0]
+
+
 async def test_silent_worker_is_told_when_the_client_leaves() -> None:
     """F13: a worker goes silent after its first delta, the client leaves → within 1 s the load is 0 and the worker was told."""
     async with running_router(1, script=held_script()) as router:

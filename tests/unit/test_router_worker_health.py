@@ -254,3 +254,16 @@ def test_no_row_of_events_puts_out_more_than_half_or_leaves_out_who_is_well(
         assert all(entry.health.is_failing and not entry.ready for entry in out)
         if not registry.spreads_over_all:
             assert not any(entry.health.is_failing for entry in registry.ready)
+
+
+def test_worker_that_is_asked_for_nothing_for_ten_minutes_stays_ready() -> None:
+    """F11: quiet is no failure; nobody is deregistered, whatever time passes."""
+    core = RouterCore(EXPECTED, PolicyConfig(), block_size=64, max_tree_blocks=1_000, draw=lambda: 1)
+    core.add_worker(ENDPOINTS[0], NOW)
+    core.described(ENDPOINTS[0], facts("w0"), NOW)
+    core.health_changed(ENDPOINTS[0], serving=True)
+    for second in range(600):
+        core.tick(NOW + second)
+        core.probe_ended(ENDPOINTS[0], "", NOW + second)
+    assert ready(core.registry) == ENDPOINTS[:1]
+    assert len(core.registry) == 1
