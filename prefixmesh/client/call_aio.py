@@ -41,6 +41,7 @@ class AsyncCall:
         self._time_left = time_left
         self._workers = workers
         self._is_over = self._is_cancelled = False
+        self._error: PrefixmeshError | None = None
         self._held = ""
         """The worker whose channel is held for the attempt."""
 
@@ -55,7 +56,17 @@ class AsyncCall:
             self._opening = self._begin(0.0)
 
     async def read(self) -> Any:
-        """The next response, or EOF; raises errors of our tree."""
+        """The next response, or EOF; raises errors of our tree, the same one again when it is called again."""
+        if self._error is not None:
+            raise self._error
+        try:
+            return await self._read()
+        except PrefixmeshError as error:
+            self._error = error
+            self.cancel()
+            raise
+
+    async def _read(self) -> Any:
         while not self._is_over:
             try:
                 if self._call is None:
@@ -72,9 +83,6 @@ class AsyncCall:
             except grpc.RpcError as failure:
                 plan = self._course.plan
                 broken = self._target.judge(failure, plan.worker if plan is not None else "")
-            except PrefixmeshError:
-                self.cancel()
-                raise
             except grpc.aio.UsageError as error:  # a channel that was closed while no call was under way
                 raise CancelledError("the client was closed") from error
             self._release()

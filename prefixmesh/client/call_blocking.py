@@ -61,6 +61,7 @@ class Call:
         self._stream: Any = None
         """The attempt that is read; None before it is opened."""
 
+        self._error: PrefixmeshError | None = None
         self._failure: BaseException | None = None
         try:
             self._stream = self._open()
@@ -68,15 +69,22 @@ class Call:
             self._failure = failure  # for the reader, who may wait
 
     def __next__(self) -> pb.GenerateResponse:
-        """The next response; raises StopIteration at the end, and errors of our tree."""
+        """The next response; raises StopIteration at the end, and errors of our tree, the same one again when it is called again."""
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._read()
+        except PrefixmeshError as error:
+            self._error = error
+            self.cancel()
+            raise
+
+    def _read(self) -> pb.GenerateResponse:
         while not self._is_over:
             try:
                 ours = self._next()
             except grpc.RpcError as failure:
                 broken: Broken | None = self._judge(failure)
-            except PrefixmeshError:
-                self.cancel()
-                raise
             except StopIteration:
                 broken = self._course.ended()
                 self._is_over = broken is None
