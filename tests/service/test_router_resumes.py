@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from prefixmesh.errors import InvalidRequestError, UnavailableError
+from prefixmesh.errors import CancelledError, InvalidRequestError, UnavailableError
 from prefixmesh.history import Tokens
 from prefixmesh.history_check import check_records
 from prefixmesh.history_file import read_history
@@ -189,6 +189,42 @@ async def test_the_streams_of_a_worker_that_is_put_out_are_carried_on() -> None:
         for call, messages in zip(calls, begun, strict=True):
             assert told(messages + await rest_of(call)) == ANSWER
         await eventually(lambda: router.loads() == [0, 0] and not home.running)
+
+
+async def test_the_streams_of_a_worker_whose_grace_is_over_go_on_elsewhere() -> None:
+    """It lives and says that it leaves: what it had begun with was not refused."""
+    async with running_router(2) as router:
+        for worker in router.workers:
+            worker.script.answer = lambda tokens: ANSWER
+            worker.script.before_delta.shut()
+        call = router.inference.Generate(token_request(PROMPT))
+        messages = [await call.read(), await call.read()]
+        home, other = sorted(router.workers, key=lambda worker: -worker.running)
+        home.script.breaks_with = UnavailableError("this worker is stopping")
+        home.script.before_delta.open()
+        other.script.before_delta.open()
+        messages += await rest_of(call)
+        assert told(messages) == ANSWER
+        assert messages[-1].finished.usage.interruptions == 1
+
+
+async def test_an_abort_ends_an_answer_that_went_on_and_nobody_goes_on_with_it_again() -> None:
+    """Its reader cannot tell from the error who has ended the worker's call; the request knows."""
+    async with running_router(3) as router:
+        for worker in router.workers:
+            worker.script.answer = lambda tokens: ANSWER
+            worker.script.before_delta.shut()
+        call = router.inference.Generate(token_request(PROMPT))
+        started = (await call.read()).started
+        assert (await call.read()).HasField("delta")
+        home = next(worker for worker in router.workers if worker.running)
+        await home.kill()
+        await eventually(lambda: any(w.running for w in router.workers if w is not home))
+        await router.inference.Abort(pb.AbortRequest(request_id=started.request_id))
+        with pytest.raises(CancelledError, match="aborted"):
+            await rest_of(call)
+        await eventually(lambda: not any(router.loads()) and not any(w.running for w in router.workers))
+        assert sum(len(worker.received) for worker in router.workers) == 2
 
 
 async def test_the_next_turn_of_a_chat_finds_an_answer_that_was_interrupted() -> None:
