@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from prefixmesh import fleet_state
-from prefixmesh.errors import ConfigError
-from prefixmesh.fleet.control import stop_fleet
+from prefixmesh.errors import ConfigError, NotFoundError
+from prefixmesh.fleet.control import revive_fleet, stop_fleet
 from prefixmesh.fleet.hold import check_no_fleet, find_fleet, find_holder, hold_file, hold_fleet
 from prefixmesh.fleet_state import FleetState
 from tests.support.fake_inference import refusing_address
@@ -22,6 +22,18 @@ with hold_fleet():
     print("held", flush=True)
     sys.stdin.read()
 """
+
+LEFT = FleetState(
+    router="r:1",
+    workers={},
+    model="m",
+    ray_address="h:1",
+    ray_namespace="n",
+    actor_names=(),
+    started_ray=False,
+    pid=1,
+)
+"""What the holder of a fleet writes down."""
 
 
 @pytest.fixture(autouse=True)
@@ -73,22 +85,30 @@ def test_stopping_asks_the_holder_to_end_and_may_be_repeated() -> None:
     assert not stop_fleet(timeout_s=10.0)
 
 
+def test_the_holder_is_asked_to_try_again_what_it_gave_up(tmp_path: Path) -> None:
+    """By a signal; with no fleet up there is nobody to ask."""
+    with pytest.raises(NotFoundError, match="no fleet is up"):
+        revive_fleet()
+    asked = HOLD_UNTIL_STDIN_ENDS.replace(
+        "with hold_fleet",
+        "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: print('asked', flush=True))\nwith hold_fleet",
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", asked], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        fleet_state.save(LEFT)
+        revive_fleet()
+        assert holder.stdout.readline() == b"asked\n"
+
+
 def test_a_fleet_with_a_supervisor_counts_as_up_without_a_holder() -> None:
     """It outlives whoever held it; any other fleet is gone with its holder."""
-    state = FleetState(
-        router="r:1",
-        workers={},
-        model="m",
-        ray_address="h:1",
-        ray_namespace="n",
-        actor_names=(),
-        started_ray=False,
-        pid=1,
-    )
-    fleet_state.save(state)
+    fleet_state.save(LEFT)
     assert find_fleet() is None
     check_no_fleet()
-    fleet_state.save(dataclasses.replace(state, supervisor="supervisor"))
+    fleet_state.save(dataclasses.replace(LEFT, supervisor="supervisor"))
     assert find_fleet() is not None
     with pytest.raises(ConfigError, match="already up"):
         check_no_fleet()
@@ -97,19 +117,7 @@ def test_a_fleet_with_a_supervisor_counts_as_up_without_a_holder() -> None:
 def test_a_cluster_that_is_gone_leaves_the_fleets_file_and_says_what_to_do() -> None:
     """A network that fails for a moment must not make a fleet be forgotten that runs."""
     with refusing_address() as address:
-        fleet_state.save(
-            FleetState(
-                router="r:1",
-                workers={},
-                model="m",
-                ray_address=address,
-                ray_namespace="n",
-                actor_names=(),
-                started_ray=False,
-                pid=None,
-                supervisor="supervisor",
-            )
-        )
+        fleet_state.save(dataclasses.replace(LEFT, ray_address=address, supervisor="supervisor"))
         with pytest.raises(
             ConfigError, match=f"cannot reach a Ray cluster at {address}.*remove .*fleet.json"
         ):
