@@ -7,7 +7,7 @@ deadline or when its caller leaves. Answers travel as events, and become the wir
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from prefixmesh.answer_record import AnswerRecord
@@ -15,11 +15,7 @@ from prefixmesh.cache.fingerprint import block_fingerprints
 from prefixmesh.errors import (
     CancelledError,
     DeadlineError,
-    InternalError,
-    InvalidRequestError,
-    OverloadedError,
     PrefixmeshError,
-    QueueTimeoutError,
     UnavailableError,
 )
 from prefixmesh.history import History
@@ -33,11 +29,12 @@ from prefixmesh.router.retry_budget import RetryBudget
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.sim.kernel import Simulation, Timer
 from prefixmesh.sim.network import Network, Stream
+from prefixmesh.sim.simulated_answers import as_response
 from prefixmesh.sim.simulated_calls import open_call
 from prefixmesh.sim.simulated_life import SIMULATED_SECRET, Call, CallFailed, WorkerMessage
 from prefixmesh.sim.simulated_link import SimulatedLink
 from prefixmesh.ticket import Ticket, sign
-from prefixmesh.tokens import count, pack
+from prefixmesh.tokens import count
 from prefixmesh.worker.messages import Admitted, Ended, EngineSampling, Refused, Submit, TokensOut
 
 ANSWER_BUFFER = 1 << 20
@@ -192,15 +189,8 @@ class SimulatedRequest:
         except UnavailableError as error:
             self._end(error)
             return
-        submit = Submit(
-            request_id=placement.request_id,
-            namespace=self._question.namespace,
-            tokens=self._question.prompt,
-            sampling=_greedy(self._question.max_tokens),
-            resumed=resumed,
-            priority=self._question.priority,
-            time_left_s=math.inf if self._deadline is None else self._deadline - self._sim.now,
-        )
+        left_s = math.inf if self._deadline is None else self._deadline - self._sim.now
+        submit = as_submit(replace(self._question, resumed=resumed), placement.request_id, left_s)
         router, ticket = self._router, self._ticket(placement)
         link = router.links[placement.endpoint]
         link.calls[self] = None
@@ -251,54 +241,45 @@ class SimulatedRequest:
     # What comes from the worker.
 
     def _on_message(self, message: WorkerMessage) -> None:
+        if isinstance(message, CallFailed):
+            self._worker_said(message.error)
+            return
+        try:
+            response = as_response(message)
+        except PrefixmeshError as error:
+            self._worker_said(error)
+            return
         match message:
-            case CallFailed(error=error):
-                self._worker_said(error)
-            case Refused():
-                problem = InvalidRequestError(message.field, message.problem)
-                self._worker_said(problem if message.field else OverloadedError(message.problem))
-            case Ended(reason="stop" | "length"):
-                self._on_finished(message)
-            case Ended(reason="queue_timeout"):
-                self._worker_said(QueueTimeoutError(message.error))
-            case Ended(reason="aborted"):
-                self._worker_said(CancelledError("the request was aborted"))
-            case Ended(reason="no_room"):
-                self._worker_said(OverloadedError(message.error))
-            case Ended():
-                self._worker_said(InternalError(message.error))
             case Admitted():
-                self._on_admitted(message)
+                self._on_admitted(message.cached_tokens)
             case TokensOut():
-                self._on_tokens(message)
+                self._on_tokens()
+            case Ended():
+                self._on_finished(message.completion_tokens)
+            case Refused():
+                raise AssertionError("a refusal is an error")
+        self._pass_on(response)
+        if isinstance(message, Ended) and not self.is_over:
+            self._end(None)
 
-    def _on_admitted(self, admitted: Admitted) -> None:
+    def _on_admitted(self, cached_tokens: int) -> None:
         if self._attempts.number == 1:
-            self.answered.cached_tokens = admitted.cached_tokens
-        self._attempts.accepted(admitted.cached_tokens, self._sim.now)
-        cached = pb.CachedTokens(device=admitted.cached_tokens)
-        self._pass_on(pb.GenerateResponse(started=pb.Started(cached_tokens=cached, seed=0)))
+            self.answered.cached_tokens = cached_tokens
+        self._attempts.accepted(cached_tokens, self._sim.now)
 
-    def _on_tokens(self, tokens: TokensOut) -> None:
+    def _on_tokens(self) -> None:
         if not self._has_own_token:
             self._has_own_token = True
             self._attempts.first_token(self._sim.now)
         if self.answered.first_token_at is None:
             self.answered.first_token_at = self._sim.now
-        delta = pb.Delta(position=tokens.position, token_ids=pack(tokens.token_ids))
-        self._pass_on(pb.GenerateResponse(delta=delta))
         self._wait_for_more()
 
-    def _on_finished(self, ended: Ended) -> None:
+    def _on_finished(self, completion_tokens: int) -> None:
         assert self._placement is not None
         self._attempts.finished(self._sim.now)
         self._router.links[self._placement.endpoint].note_success()
-        self.answered.tokens = ended.completion_tokens
-        usage = pb.Usage(completion_tokens=ended.completion_tokens)
-        reason = pb.FINISH_REASON_LENGTH if ended.reason == "length" else pb.FINISH_REASON_STOP
-        self._pass_on(pb.GenerateResponse(finished=pb.Finished(reason=reason, usage=usage)))
-        if not self.is_over:
-            self._end(None)
+        self.answered.tokens = completion_tokens
 
     def _pass_on(self, response: pb.GenerateResponse) -> None:
         """Tell the caller what it has not been told. Ends the request where an attempt does not go on where the last one stopped."""
@@ -383,7 +364,23 @@ class SimulatedRequest:
         self._on_end(self.answered, error)
 
 
-def _greedy(max_tokens: int) -> EngineSampling:
-    return EngineSampling(
-        temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, max_tokens=max_tokens, stop_token_ids=()
+def as_submit(question: Question, request_id: str, time_left_s: float) -> Submit:
+    """The request to an engine, by the name that is in its ticket."""
+    sampling = EngineSampling(
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        seed=0,
+        max_tokens=question.max_tokens,
+        stop_token_ids=(),
+    )
+    return Submit(
+        request_id=request_id,
+        namespace=question.namespace,
+        tokens=question.prompt,
+        sampling=sampling,
+        resumed=question.resumed,
+        priority=question.priority,
+        time_left_s=time_left_s,
     )
