@@ -17,7 +17,9 @@ MOST_ATTEMPTS: Final = 1.2
 """Of requests that all workers refuse, per request."""
 
 RECOVERED_S: Final = 5.0
-STALL_NOTICED_S: Final = 10.0
+STALL_NOTICED_S: Final = 12.0
+"""A router's probes take 7 s at most, a caller's connection to a worker 10 s (gRPC's ping timeout); and a machine has other things to do."""
+
 CHURN_DEADLINE_S: Final = 20.0
 LATE_S: Final = 1.0
 """What the end of a deadline may take to be seen by a loop that has many others to look after."""
