@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from prefixmesh.client import Answer
+from prefixmesh.client import Answer, Client
 from prefixmesh.errors import (
     AdapterChangedError,
     CancelledError,
@@ -317,6 +317,30 @@ async def test_a_caller_may_leave_while_the_router_is_gone(make_client: MakeClie
         stream.cancel()
         with pytest.raises(CancelledError):
             await within(reading)
+
+
+async def test_a_call_that_is_cancelled_while_it_takes_a_connection_gives_it_back() -> None:
+    """By another thread, between the two attempts: the place in the pool is not lost."""
+
+    def answer(address: str) -> str:
+        with Client(address, direct=True) as client:
+            workers, stream = client._workers, client.stream("hello")
+            assert workers is not None
+            take = workers.take
+
+            def take_and_cancel(worker: str) -> Any:
+                channel = take(worker)
+                stream.cancel()
+                return channel
+
+            workers.take = take_and_cancel  # type: ignore[method-assign]
+            with pytest.raises(CancelledError):
+                stream.collect()
+            return repr(workers)
+
+    async with fleet(3, None, way="fails_at") as (router, _):
+        left = await within(asyncio.to_thread(answer, router.address))
+    assert left == "Workers(WorkerChannels(0 in use, 2 idle))"
 
 
 @pytest.mark.parametrize("direct", [False, True])
