@@ -95,7 +95,8 @@ async def churn_under_load(
     """Workers are killed and come back, or new ones join, in turns, under an open load."""
     workload = Workload(vocab_size=fleet.vocab_size, deadline_s=CHURN_DEADLINE_S)
     rng = random.Random(seed)
-    kills = joins = 0
+    kills = 0
+    joining: list[asyncio.Task[None]] = []
     async with AsyncClient(fleet.router.address, direct=direct) as client:
         load = OpenLoad([client], workload, per_s)
         load.start()
@@ -103,13 +104,13 @@ async def churn_under_load(
         while time.monotonic() < end:
             await asyncio.sleep(every_s)
             alive = [worker for worker in fleet.workers if worker.is_running]
-            if (kills + joins) % 2 == 0 and len(alive) > 2:
+            if (kills + len(joining)) % 2 == 0 and len(alive) > 2:
                 rng.choice(alive).kill()
                 kills += 1
             else:
-                await _join(fleet, rng)
-                joins += 1
+                joining.append(asyncio.create_task(_join(fleet, rng)))
         requests = await load.stop()
+        await asyncio.gather(*joining)
     errors = [one for one in requests if one.error is not None]
     for one in errors[:5]:
         print(one)
@@ -117,7 +118,7 @@ async def churn_under_load(
     return [
         told("requests", len(requests)),
         told("workers killed", kills),
-        told("workers that joined", joins),
+        told("workers that joined", len(joining)),
         none("requests that did not end within their deadline", len(late)),
         told("requests that ended in an error", len(errors)),
         at_least("share answered", 1 - len(errors) / len(requests), 0.99),
@@ -129,7 +130,7 @@ async def churn_under_load(
 
 async def _join(fleet: FailureFleet, rng: random.Random) -> None:
     """One that died comes back at its address, or a new one joins."""
-    dead = [worker for worker in fleet.workers if not worker.is_running]
+    dead = [worker for worker in fleet.workers if worker.address and not worker.is_running]
     worker = rng.choice(dead) if dead and rng.random() < 0.5 else fleet.add_worker()
     is_new = not worker.address
     worker.launch()
