@@ -1,6 +1,8 @@
 """The router's index beside a naive one: sets of names per slot and tier, and a walk written out.
 
-What is held and expected is what caches can hold: no block without all that come before it, on either tier.
+What is held and expected is what caches can hold: no block without all that come before it, on either tier. What a router is told can
+have holes all the same: news that were lost, a block that went for want of room. A walk may overlook a hole between the ends of a
+stretch and nothing else: it never tells less than is held, and the block at which it says that a slot ends is really missing there.
 """
 
 from typing import Any
@@ -31,6 +33,7 @@ class BlockIndexMachine(RuleBasedStateMachine):
         self.index = BlockIndex(max_blocks=1000)
         self.predictions = Predictions()
         self.held: dict[int, dict[Tier, set[Fingerprint]]] = {}
+        self.holed: set[int] = set()
         self.expected: list[Prediction] = []
 
     @rule()
@@ -47,6 +50,7 @@ class BlockIndexMachine(RuleBasedStateMachine):
         self.predictions.end_all(slot)
         self.expected = [one for one in self.expected if one.slot != slot]
         del self.held[slot]
+        self.holed.discard(slot)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), names=prompts, tier=tiers)
@@ -66,6 +70,17 @@ class BlockIndexMachine(RuleBasedStateMachine):
         self.index.removed(slot, tier, names)
         self.held[slot][tier].difference_update(names)
 
+    @precondition(lambda self: any(held[tier] for held in self.held.values() for tier in Tier))
+    @rule(data=st.data())
+    def lose_one(self, data: st.DataObject) -> None:
+        """A block in the middle of what is held: what comes behind it stays."""
+        holders = [(slot, tier) for slot, held in self.held.items() for tier in Tier if held[tier]]
+        slot, tier = data.draw(st.sampled_from(holders))
+        name = data.draw(st.sampled_from(sorted(self.held[slot][tier])))
+        self.index.removed(slot, tier, [name])
+        self.held[slot][tier].remove(name)
+        self.holed.add(slot)
+
     @precondition(lambda self: self.held)
     @rule(data=st.data(), names=prompts)
     def expect(self, data: st.DataObject, names: list[Fingerprint]) -> None:
@@ -84,6 +99,8 @@ class BlockIndexMachine(RuleBasedStateMachine):
         """A worker's snapshot is complete: it is the slot that was filled from now on."""
         slot, target = self._draw_slot(data), self.index.open_slot()
         self.held[target] = self.held.pop(slot)
+        if slot in self.holed:
+            self.holed.symmetric_difference_update({slot, target})
         for tier in Tier:
             self.index.stored(target, tier, sorted(self.held[target][tier]))
         self.predictions.move(slot, target)
@@ -100,13 +117,17 @@ class BlockIndexMachine(RuleBasedStateMachine):
     @rule(names=prompts)
     def find(self, names: list[Fingerprint]) -> None:
         matches = self.index.find_matches(names, self.predictions.masks)
-        expected = {slot: self._expected_at(slot) for slot in self.held}
-        device = {slot: _leading(names, self.held[slot][Tier.DEVICE] | expected[slot]) for slot in self.held}
-        total = {
-            slot: _leading(names, set.union(*self.held[slot].values()) | expected[slot]) for slot in self.held
-        }
-        assert _by_slot(matches.device) == {slot: blocks for slot, blocks in device.items() if blocks}
-        assert _by_slot(matches.total) == {slot: blocks for slot, blocks in total.items() if blocks}
+        device, total = _by_slot(matches.device), _by_slot(matches.total)
+        assert device.keys() | total.keys() <= self.held.keys()
+        for slot, held in self.held.items():
+            expected = self._expected_at(slot)
+            on_device, anywhere = held[Tier.DEVICE] | expected, set.union(*held.values()) | expected
+            if slot in self.holed:
+                _check_holed(names, on_device, device.get(slot, 0))
+                _check_holed(names, anywhere, total.get(slot, 0))
+            else:
+                assert device.get(slot, 0) == _leading(names, on_device)
+                assert total.get(slot, 0) == _leading(names, anywhere)
 
     @invariant()
     def holds(self) -> None:
@@ -125,6 +146,12 @@ class BlockIndexMachine(RuleBasedStateMachine):
 
 def _leading(names: list[Fingerprint], held: set[Fingerprint]) -> int:
     return next((at for at, name in enumerate(names) if name not in held), len(names))
+
+
+def _check_holed(names: list[Fingerprint], held: set[Fingerprint], found: int) -> None:
+    assert found >= _leading(names, held)
+    assert found == len(names) or names[found] not in held
+    assert all(name in held for name in names[STRETCH - 1 : found : STRETCH]), "only a hole inside a stretch"
 
 
 def _by_slot(falls: list[Fall]) -> dict[int, int]:
