@@ -16,6 +16,7 @@ from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.registry import WorkerEntry
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.worker_roster import WorkerRoster
+from prefixmesh.rpc.draining import Drainer
 from prefixmesh.rpc.identity import ApiKeys, identify
 from prefixmesh.rpc.status import AnyContext
 
@@ -36,12 +37,18 @@ class OperatorService:
     """Answers from the core's state, keeps the roster, and passes on what a worker is to do."""
 
     def __init__(
-        self, core: RouterCore, roster: WorkerRoster, secret: FleetSecret, keys: ApiKeys | None
+        self,
+        core: RouterCore,
+        roster: WorkerRoster,
+        secret: FleetSecret,
+        keys: ApiKeys | None,
+        drainer: Drainer,
     ) -> None:
         self._core = core
         self._roster = roster
         self._secret = secret
         self._keys = keys
+        self._drainer = drainer
 
     async def ListWorkers(  # noqa: N802  the service's own name
         self, message: pb.ListWorkersRequest, context: AnyContext
@@ -73,8 +80,7 @@ class OperatorService:
     ) -> control.DrainResponse:
         """Have a worker take nothing new; answers when what runs there has ended, or after the grace."""
         self._admit(context, "drain workers")
-        if not 0 <= message.grace_ms <= MAX_GRACE_MS:
-            raise InvalidRequestError("grace_ms", f"must be 0 to {MAX_GRACE_MS}, got {message.grace_ms}")
+        _check_grace(message.grace_ms)
         request = control.DrainRequest(grace_ms=message.grace_ms, undo=message.undo)
 
         async def drain(stub: Any, settings: Any) -> control.DrainResponse:
@@ -82,6 +88,17 @@ class OperatorService:
             return answer
 
         return await self._call(message.address, drain, CALL_TIMEOUT_S + message.grace_ms * _S_PER_MS)
+
+    async def Drain(  # noqa: N802  the service's own name
+        self, message: control.DrainRequest, context: AnyContext
+    ) -> control.DrainResponse:
+        """Have this router take nothing new; answers when what runs here has ended, or after the grace. Direct streams are the workers'."""
+        self._admit(context, "drain this router")
+        _check_grace(message.grace_ms)
+        if message.undo:
+            return control.DrainResponse(running_requests=await self._drainer.undo())
+        running = await self._drainer.drain(message.grace_ms * _S_PER_MS)
+        return control.DrainResponse(running_requests=running)
 
     async def FlushWorker(  # noqa: N802  the service's own name
         self, message: pb.FlushWorkerRequest, context: AnyContext
@@ -149,6 +166,11 @@ class OperatorService:
             ejected=entry.ejected,
             failures=entry.health.failures,
         )
+
+
+def _check_grace(grace_ms: int) -> None:
+    if not 0 <= grace_ms <= MAX_GRACE_MS:
+        raise InvalidRequestError("grace_ms", f"must be 0 to {MAX_GRACE_MS}, got {grace_ms}")
 
 
 def _address(text: str) -> str:

@@ -49,6 +49,7 @@ class RunningRequests:
         self._limit = limit
         self._requests: dict[RequestId, RunningRequest] = {}
         self._refusal: str | None = None
+        self._drain: str | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -56,14 +57,15 @@ class RunningRequests:
         return len(self._requests)
 
     def enter(self, request_id: RequestId, tenant: TenantId) -> "RunningPlace":
-        """A place for one request, held while it is entered. Entering raises StoppingError once closed, OverloadedError when all
-        places are taken."""
+        """A place for one request, held while it is entered. Entering raises StoppingError once closed and while drained, OverloadedError
+        when all places are taken."""
         return RunningPlace(self, RunningRequest(request_id, tenant))
 
     def take(self, request: RunningRequest) -> None:
         """A request runs from now on; raises as ``enter`` says. For places."""
-        if self._refusal is not None:
-            raise StoppingError(self._refusal)
+        refusal = self._refusal or self._drain
+        if refusal is not None:
+            raise StoppingError(refusal)
         if len(self._requests) >= self._limit:
             raise OverloadedError(f"this router is answering {self._limit} requests, which is its limit")
         self._requests[request.request_id] = request
@@ -84,6 +86,15 @@ class RunningRequests:
     def close(self, reason: str) -> None:
         """Refuse every further request with ``reason``; the running ones go on."""
         self._refusal = reason
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether ``drain`` is in force."""
+        return self._drain is not None
+
+    def drain(self, reason: str | None) -> None:
+        """Refuse further requests with ``reason`` until this is called with None; the running ones go on."""
+        self._drain = reason
 
     def stop_all(self, reason: str) -> None:
         """End every running request with UNAVAILABLE."""

@@ -40,6 +40,7 @@ from prefixmesh.router.worker_aborts import WorkerAborts
 from prefixmesh.router.worker_roster import WorkerRoster
 from prefixmesh.router.workers import WorkerPool
 from prefixmesh.rpc.channel import join_address
+from prefixmesh.rpc.draining import Drainer
 from prefixmesh.rpc.identity import ApiKeys, is_loopback
 from prefixmesh.rpc.server import add_service, make_server
 from prefixmesh.side_thread import run_aside
@@ -91,6 +92,7 @@ class RouterServer:
         self._router_id = secrets.token_hex(ROUTER_ID_BYTES)
         self._health = health.aio.HealthServicer()
         self._running = RunningRequests()
+        self._drainer = Drainer(self._running, "this router", self._tell_health)
         self._server: grpc.aio.Server | None = None
         self._preparer: RequestPreparer | None = None
         self._adapters: AdapterFinder | None = None
@@ -205,7 +207,7 @@ class RouterServer:
             model=model.name,
         )
         explain = ExplainService(core=core, intake=intake, keys=self._keys)
-        operator = OperatorService(core, roster, self._secret, self._keys)
+        operator = OperatorService(core, roster, self._secret, self._keys, self._drainer)
         add_service(server, INFERENCE, inference)
         add_service(server, ROUTER, route, explain, operator)  # one on the wire, three questions here
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -224,11 +226,12 @@ class RouterServer:
             await self._tell_health()
 
     async def _tell_health(self) -> None:
-        """SERVING when at least one worker is ready."""
+        """SERVING when at least one worker is ready, and this router does not drain."""
         states = health_pb2.HealthCheckResponse
-        state = states.SERVING if self.core.registry.ready else states.NOT_SERVING
         for name in _SERVED_NAMES:
-            await self._health.set(name, state)
+            # As it is by now: of two changes that cross each other, the later one is the last to say so.
+            is_serving = self.core.registry.ready and not self._drainer.is_draining
+            await self._health.set(name, states.SERVING if is_serving else states.NOT_SERVING)
 
     async def _stop(self, grace_s: float) -> None:
         _log.info("router_stopping running_requests=%d grace_s=%.1f", len(self._running), grace_s)

@@ -18,12 +18,12 @@ from prefixmesh.proto.cache_counts import encode_cache_counts
 from prefixmesh.proto.cache_news import decode_place, encode_news
 from prefixmesh.proto.codec import PROTOCOL_VERSION
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
+from prefixmesh.rpc.draining import Drainer
 from prefixmesh.rpc.identity import bearer_token
 from prefixmesh.rpc.status import AnyContext
 from prefixmesh.wall_clock import unix_ms
 from prefixmesh.worker.cache_watchers import CacheWatchers
 from prefixmesh.worker.caller import Metadata
-from prefixmesh.worker.draining import Drainer
 from prefixmesh.worker.engine_client import EngineClient
 from prefixmesh.worker.front_adapters import FrontAdapters
 from prefixmesh.worker.messages import AdapterInfo, EngineInfo

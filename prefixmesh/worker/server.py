@@ -20,6 +20,7 @@ from prefixmesh.ids import Epoch, Incarnation, WorkerId
 from prefixmesh.model_files.source import resolve_model
 from prefixmesh.proto.v1 import inference_pb2, worker_control_pb2
 from prefixmesh.rpc.channel import join_address
+from prefixmesh.rpc.draining import Drainer
 from prefixmesh.rpc.identity import is_loopback
 from prefixmesh.rpc.server import add_service, make_server
 from prefixmesh.side_thread import run_aside
@@ -31,7 +32,6 @@ from prefixmesh.worker.cache_watchers import CacheWatchers
 from prefixmesh.worker.call_metrics import CountedInference
 from prefixmesh.worker.caller import CallerCheck
 from prefixmesh.worker.control_service import WorkerControlService, WorkerIdentity
-from prefixmesh.worker.draining import Drainer
 from prefixmesh.worker.engine_client import EngineClient
 from prefixmesh.worker.front_adapters import FrontAdapters
 from prefixmesh.worker.front_load import FrontLoad
@@ -112,14 +112,13 @@ class WorkerServer:
         self._calls = RunningCalls(
             limits.max_running_requests + limits.max_queued_requests, queue_limit=limits.max_queued_requests
         )
-        self._drainer = Drainer(self._calls, self._health, HEALTH_NAMES)
+        self._drainer = Drainer(self._calls, "this worker", self._tell_drain)
         self._watchers = make_watchers(
             self._stats,
             lambda: Epoch(secrets.randbits(64)),
             load=self._front_load,
             is_draining=lambda: self._drainer.is_draining,
         )
-        self._drainer.on_change = self._watchers.on_load_change
         self._engine.watch_cache(self._watchers.on_changes)
         self._server: grpc.aio.Server | None = None
         self._inference: InferenceService | None = None
@@ -246,6 +245,14 @@ class WorkerServer:
         await server.start()
         self._server = server
         return port
+
+    async def _tell_drain(self) -> None:
+        """By health, and in the next report."""
+        self._watchers.on_load_change()
+        states = health_pb2.HealthCheckResponse
+        for name in HEALTH_NAMES:
+            # As it is by now: of two changes that cross each other, the later one is the last to say so.
+            await self._health.set(name, states.NOT_SERVING if self._drainer.is_draining else states.SERVING)
 
     async def _watch_engine(self) -> None:
         await self._engine.closed.wait()

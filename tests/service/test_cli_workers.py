@@ -24,7 +24,7 @@ from prefixmesh.errors import (
 )
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.proto.v1 import inference_pb2 as pb
-from prefixmesh.proto.v1 import router_pb2, router_pb2_grpc
+from prefixmesh.proto.v1 import router_pb2, router_pb2_grpc, worker_control_pb2
 from prefixmesh.router.server import RouterServer
 from prefixmesh.router.state_file import FileStore
 from prefixmesh.rpc.channel import open_channel
@@ -219,6 +219,7 @@ async def test_operators_calls_are_for_administrators(tmp_path: Path) -> None:
             "RemoveWorker": router_pb2.RemoveWorkerRequest(address=address),
             "DrainWorker": router_pb2.DrainWorkerRequest(address=address),
             "FlushWorker": router_pb2.FlushWorkerRequest(address=address),
+            "Drain": worker_control_pb2.DrainRequest(),
         }
         for method, request in calls.items():
             with pytest.raises(AccessDeniedError, match="administrator"):

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
+import grpc
+import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -18,6 +20,7 @@ from prefixmesh.cache.ledger import Hits, LedgerRow, Misses
 from prefixmesh.config import RouterConfig
 from prefixmesh.errors import ConfigError, UnavailableError
 from prefixmesh.proto.cache_counts import encode_cache_counts
+from prefixmesh.proto.v1 import router_pb2, router_pb2_grpc, worker_control_pb2
 from prefixmesh.router.server import RouterServer
 from prefixmesh.rpc.channel import open_channel
 from tests.support.fake_worker import FakeWorker, Script
@@ -166,6 +169,39 @@ async def test_stop_lets_streams_finish_and_refuses_new_ones() -> None:
         assert (await running).finished
         await stopping
         await router.server.wait_closed()
+
+
+async def test_drained_router_takes_nothing_new_until_it_is_let() -> None:
+    """By call: NOT_SERVING and refusals at once, on both paths; what runs finishes and is waited for; an undo brings it back."""
+    script = Script()
+    script.before_delta.shut()
+    async with running_router(1, script=script) as router:
+        stub: Any = router_pb2_grpc.RouterStub(router.channel)  # type: ignore[no-untyped-call]
+        running = asyncio.create_task(router.generate(token_request([1])))
+        await eventually(lambda: script.before_delta.waiting == 1)
+        assert (await stub.Drain(worker_control_pb2.DrainRequest())).running_requests == 1
+        assert await health_of(router) == NOT_SERVING
+        with pytest.raises(UnavailableError, match="this router is draining"):
+            await router.generate(token_request([2]))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Route(router_pb2.RouteRequest(request=token_request([2])))
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        router.server._ready_changed.set()  # a worker's news does not make it serve
+        draining = asyncio.ensure_future(stub.Drain(worker_control_pb2.DrainRequest(grace_ms=60_000)))
+        script.before_delta.open()
+        assert (await running).finished
+        assert (await draining).running_requests == 0
+        assert await health_of(router) == NOT_SERVING
+        await stub.Drain(worker_control_pb2.DrainRequest(undo=True))
+        assert await health_of(router) == SERVING
+        assert (await router.generate(token_request([2]))).finished
+
+
+async def test_grace_of_a_drain_is_bounded() -> None:
+    async with running_router(0) as router:
+        stub: Any = router_pb2_grpc.RouterStub(router.channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.aio.AioRpcError, match="grace_ms: must be 0 to"):
+            await stub.Drain(worker_control_pb2.DrainRequest(grace_ms=-1))
 
 
 async def test_stop_ends_what_outlives_the_grace() -> None:

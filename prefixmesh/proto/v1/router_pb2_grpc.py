@@ -67,6 +67,11 @@ class RouterStub:
                 request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.FlushWorkerRequest.SerializeToString,
                 response_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.FlushResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/prefixmesh.v1.Router/Drain',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainResponse.FromString,
+                _registered_method=True)
         self.ListWorkers = channel.unary_unary(
                 '/prefixmesh.v1.Router/ListWorkers',
                 request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListWorkersRequest.SerializeToString,
@@ -121,6 +126,13 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Has this router take nothing new and finish what runs here. Until it is undone, however the call ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListWorkers(self, request, context):
         """The workers this router knows, as it sees them now.
         """
@@ -160,6 +172,11 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.FlushWorker,
                     request_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.FlushWorkerRequest.FromString,
                     response_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.FlushResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainResponse.SerializeToString,
             ),
             'ListWorkers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListWorkers,
@@ -331,6 +348,33 @@ class Router:
             '/prefixmesh.v1.Router/FlushWorker',
             prefixmesh_dot_proto_dot_v1_dot_router__pb2.FlushWorkerRequest.SerializeToString,
             prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.FlushResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.Router/Drain',
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,
