@@ -322,14 +322,14 @@ async def test_a_caller_may_leave_while_the_router_is_gone(make_client: MakeClie
 async def test_a_call_that_is_cancelled_while_it_takes_a_connection_gives_it_back() -> None:
     """By another thread, between the two attempts: the place in the pool is not lost."""
 
-    def answer(address: str) -> str:
-        with Client(address, direct=True) as client:
+    def answer(at: str) -> str:
+        with Client(at, direct=True) as client:
             workers, stream = client._workers, client.stream("hello")
             assert workers is not None
             take = workers.take
 
-            def take_and_cancel(worker: str) -> Any:
-                channel = take(worker)
+            def take_and_cancel(address: str) -> Any:
+                channel = take(address)
                 stream.cancel()
                 return channel
 
