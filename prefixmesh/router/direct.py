@@ -20,6 +20,7 @@ from prefixmesh.requests import GenerateRequest, TokenPrompt
 from prefixmesh.router.attempts import MAX_PREPARATIONS
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.intake import Intake
+from prefixmesh.router.open_tickets import OpenTickets
 from prefixmesh.router.placement import Placement
 from prefixmesh.router.prepare import PreparedRequest
 from prefixmesh.router.routing import RouterCore
@@ -64,6 +65,7 @@ class RouteService:
         self._model = model
         self._clock = clock
         self._unix_ms = unix_ms
+        self._tickets = OpenTickets()
 
     async def Route(  # noqa: N802  the service's own name
         self, message: router_pb2.RouteRequest, context: AnyContext
@@ -72,13 +74,15 @@ class RouteService:
         caller = identify(context.invocation_metadata(), self._keys)
         exclude = _excluded(message.exclude)
         if message.unused_request_id:
-            self._core.withdraw(message.unused_request_id, self._clock())
+            if self._tickets.is_of(message.unused_request_id, caller.tenant):
+                self._core.withdraw(message.unused_request_id, self._clock())
             if message.request.WhichOneof("prompt") is None:
                 return router_pb2.RouteResponse()  # its caller goes another way
         if self._core.open_tickets >= MAX_OPEN_TICKETS:
             raise OverloadedError(
                 f"{MAX_OPEN_TICKETS} tickets of this router have not ended, which is its limit"
             )
+        self._tickets.check(caller.tenant, self._clock())
         request = self._intake.read(message.request)
         with self._intake.enter(caller.tenant) as place:
             if message.adapter_changed and request.adapter:
@@ -101,6 +105,8 @@ class RouteService:
                         raise
                     await self._intake.ask_adapters()
                 else:
+                    ends_at = self._clock() + TICKET_VALID_S
+                    self._tickets.given(placement.request_id, caller.tenant, ends_at)
                     return self._answer(request, prepared, placement, caller.tenant)
         raise AssertionError("the last preparation returns or raises")
 

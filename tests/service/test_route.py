@@ -255,6 +255,15 @@ async def test_open_tickets_are_bounded(pair: Pair, monkeypatch: pytest.MonkeyPa
     await route(pair.router, tokens(pack([1])))
 
 
+async def test_nobody_gives_back_the_ticket_of_another_tenant(pair: Pair) -> None:
+    """Its load stays booked for whoever was given it; its own tenant may give it back."""
+    given = await route(pair.router, tokens(pack([1])), tenant="anna")
+    await route(pair.router, pb.GenerateRequest(), tenant="ben", unused_request_id=given.request_id)
+    assert pair.router.loads() == [1]
+    await route(pair.router, pb.GenerateRequest(), tenant="anna", unused_request_id=given.request_id)
+    assert pair.router.loads() == [0]
+
+
 async def test_router_that_stops_routes_nothing(pair: Pair) -> None:
     """While streams that are direct go on: they do not need it."""
     pair.engine.hold_after_tokens = 1
