@@ -51,7 +51,7 @@ async def kill_under_load(
         await asyncio.sleep(after_s - NOTICED_S)
         late = (await fleet.views())[victim.name].routed - routed
         requests = await load.stop()
-    errors = [one for one in requests if one.error is not None]
+    errors = _print_errors(requests, killed_at)
     later = [one for one in requests if one.sent_s > killed_at]
     return [
         told("requests", len(requests)),
@@ -139,6 +139,7 @@ async def kill_router_under_load(
             requests = await load.stop()
             restarts = parent.restarts
         await asyncio.to_thread(fleet.router.start)
+    _print_errors(requests, killed_at)
     before = [one for one in requests if killed_at - COMPARED_S < one.sent_s < killed_at - 0.5]
     back_at = killed_at + CACHE_BACK_S
     after = [one for one in requests if back_at < one.sent_s < back_at + COMPARED_S]
@@ -157,6 +158,14 @@ async def kill_router_under_load(
         ),
         told("longest request, s", max(one.took_s for one in requests)),
     ]
+
+
+def _print_errors(requests: Iterable[Sent], killed_at: float) -> list[Sent]:
+    """Those that ended in an error; the first of them are shown."""
+    errors = [one for one in requests if one.error is not None]
+    for one in errors[:5]:
+        print(f"sent {one.sent_s - killed_at:+.2f} s from the kill: {one}")
+    return errors
 
 
 async def _until_serving(fleet: FailureFleet, workload: Workload) -> float:
