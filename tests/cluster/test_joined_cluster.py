@@ -14,6 +14,7 @@ from prefixmesh.client import Client
 from prefixmesh.errors import AuthenticationError
 from prefixmesh.fleet_state import FleetState
 from tests.support.fleet_processes import family_of, foreground, prefixmesh, read_until, wait_gone
+from tests.support.supervised_fleet import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -120,11 +121,13 @@ def test_a_worker_that_cannot_load_ends_the_start_in_one_line(
     assert prefixmesh(home, "status").returncode == 1
 
 
-def test_ctrl_c_while_loading_takes_everything_down(ray_cluster: str, tiny_model: Path, home: Path) -> None:
-    """Also what had not come up yet."""
-    with foreground(
-        home, "up", "--address", ray_cluster, "--workers", "1", "--model", str(tiny_model), *SETTINGS
-    ) as keeper:
+@pytest.mark.parametrize("detach", [(), ("--detach",)], ids=["foreground", "background"])
+def test_ctrl_c_while_loading_takes_everything_down(
+    ray_cluster: str, tiny_model: Path, home: Path, detach: tuple[str, ...]
+) -> None:
+    """Also what had not come up yet, and a supervisor that would begin it anew."""
+    settings = ("--address", ray_cluster, "--workers", "1", "--model", str(tiny_model), *SETTINGS, *detach)
+    with foreground(home, "up", *settings) as keeper:
         while "loading" not in (home / "err.txt").read_text():
             assert keeper.poll() is None
         keeper.send_signal(signal.SIGINT)
@@ -135,3 +138,5 @@ def test_ctrl_c_while_loading_takes_everything_down(ray_cluster: str, tiny_model
         if str(tiny_model) in " ".join(process.info["cmdline"] or [])
     ]
     assert wait_gone(engines) == []
+    list_actors: Callable[..., list[dict[str, str]]] = ray.util.list_named_actors
+    wait_until(lambda: list_actors(all_namespaces=True) == [])
