@@ -231,6 +231,7 @@ class Attempts:
         if not self._is_open:
             return
         self._is_open = False
+        self._failure = None  # errors hold the frames that they passed, and what these hold
         self._budget.ended()
         if error is not None and self.outcome != FINISHED:
             self.outcome = error.reason

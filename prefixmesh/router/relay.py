@@ -131,8 +131,9 @@ class Relay:
             notes_tokens=self._history.is_on,
         )
         failure: PrefixmeshError | None = None
+        step: Step | None = None
         try:
-            step: Step | None = attempts.begin(self._clock())
+            step = attempts.begin(self._clock())
             while step is not None:
                 match step:
                     case Send():
@@ -151,6 +152,8 @@ class Relay:
         finally:
             attempts.close(self._clock(), failure)
             _log_end(attempts, passage)
+            # An error holds this frame, and would be held by it: a refused request must not wait for the collector.
+            step = failure = None
 
     async def _attempt(
         self,
@@ -203,26 +206,27 @@ class Relay:
         watch = IdleWatch(
             self._idle_timeout_s, lambda: stream.reads_since if passage.owes_token else None, call.cancel
         )
-        broke: BaseException | None = None
         try:
             await stream.run()
         except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-            broke = error
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise  # the caller has left
+            if passage.is_finished:
+                return None
+            request.check()
+            # Whoever else cancels the worker's call is told by its reader as either of the two errors.
+            if watch.has_ended:
+                problem = f"it has said nothing for {self._idle_timeout_s:g} s"
+                return _Failure(FailureKind.DIED, UnavailableError(problem), is_silent=True)
+            if call.given_up:
+                return _Failure(FailureKind.DIED, UnavailableError(call.given_up))
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            return _failure_of(error, was_accepted=attempts.was_accepted)
         finally:
             watch.stop()
         if passage.is_finished:
             return None
-        # Whoever cancels the worker's call is told by its reader as either of the two.
-        request.check()
-        if watch.has_ended:
-            problem = f"it has said nothing for {self._idle_timeout_s:g} s"
-            return _Failure(FailureKind.DIED, UnavailableError(problem), is_silent=True)
-        if call.given_up:
-            return _Failure(FailureKind.DIED, UnavailableError(call.given_up))
-        if isinstance(broke, grpc.aio.AioRpcError):
-            return _failure_of(broke, was_accepted=attempts.was_accepted)
-        if broke is not None:
-            raise broke
         return _Failure(FailureKind.DIED, UnavailableError("it ended the stream before the answer"))
 
     async def _learn_from(self, failure: _Failure, placement: Placement, request: RunningRequest) -> None:
@@ -282,6 +286,12 @@ class _PlaceWait:
         except asyncio.CancelledError:
             self._request.check()
             raise
+
+
+def _is_cancelled() -> bool:
+    """Whether it is this task that was cancelled, and not something that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _failure_of(error: grpc.aio.AioRpcError, *, was_accepted: bool) -> _Failure:

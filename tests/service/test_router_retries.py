@@ -1,6 +1,7 @@
 """What fails before its first token: made again elsewhere, within a budget and a deadline, and only where that can help."""
 
 import asyncio
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,8 @@ from prefixmesh.errors import (
     QueueTimeoutError,
     UnavailableError,
 )
+from prefixmesh.router.attempts import Attempts
+from prefixmesh.router.passage import Passage
 from prefixmesh.router.retry_budget import LEAST_RETRIES, RETRY_SHARE
 from prefixmesh.tokens import pack
 from tests.support.fake_worker import FakeWorker, Script, deterministic_answer
@@ -250,3 +253,21 @@ async def test_a_request_that_kills_who_takes_it_does_not_go_round() -> None:
         assert received(router) == 2
         await eventually(lambda: len(router.server.core.registry.ready) == 2)
         await is_clean(router)
+
+
+@pytest.mark.parametrize(
+    "error", [InvalidRequestError("text", "too long"), FULL], ids=lambda error: error.reason
+)
+async def test_a_refused_request_is_freed_at_once(error: PrefixmeshError) -> None:
+    """Its prompt, of up to 64 MB, is not kept until the garbage collector happens to run."""
+    async with running_router(2, script=Script(error=error)) as router:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                with pytest.raises(type(error)):
+                    await router.generate(token_request(PROMPT))
+            await router.list_workers()  # the router has let go of the others
+            assert not [kept for kept in gc.get_objects() if type(kept) in (Passage, Attempts)]
+        finally:
+            gc.enable()
