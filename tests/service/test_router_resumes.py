@@ -4,8 +4,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 
 from prefixmesh.errors import CancelledError, InvalidRequestError, UnavailableError
@@ -86,16 +84,14 @@ async def test_the_worker_that_goes_on_computes_what_was_sent_with_the_prompt() 
 
 
 async def test_an_answer_outlives_several_workers() -> None:
-    script = answers(dies_before=2)
-    async with running_router(4, script=script) as router:
-        call = router.inference.Generate(token_request(PROMPT))
-        messages = []
-        while (message := await call.read()) is not grpc.aio.EOF:
-            messages.append(message)
-            if message.HasField("delta") and message.delta.position in (1, 3):
-                script.dies_before = 2 if message.delta.position == 3 else script.dies_before
-        assert told(messages) == ANSWER
-        assert messages[-1].finished.usage.interruptions >= 1
+    """Each brings it two tokens further and dies; the last has only to say that it has ended."""
+    async with running_router(5) as router:
+        for worker in router.workers:
+            worker.script = answers(dies_before=2)
+        answer = await router.generate(token_request(PROMPT))
+        assert answer.token_ids == ANSWER
+        assert answer.finished.usage.interruptions == 4
+        assert answer.finished.usage.completion_tokens == TOKENS
 
 
 @pytest.mark.parametrize("kill_before", [0, 1, 3, 4, 3 * TOKENS - 1, 3 * TOKENS])
@@ -113,6 +109,18 @@ async def test_several_branches_go_on_each_where_it_was(kill_before: int) -> Non
         assert {one.completion_tokens for one in ended} == {TOKENS}
         assert messages[-1].finished.usage.completion_tokens == 3 * TOKENS
         await eventually(lambda: router.loads() == [0, 0])
+
+
+async def test_branches_that_are_all_told_need_nobody_to_say_that_they_have_ended() -> None:
+    """Their ends are known: the caller is told so, whoever is left."""
+    async with running_router(1, script=answers(ends_early=True)) as router:
+        messages = await rest_of(router.inference.Generate(token_request(PROMPT, branches=2)))
+        assert [len(told(messages, branch)) for branch in range(2)] == [TOKENS, TOKENS]
+        finished = messages[-1].finished
+        assert finished.reason == pb.FINISH_REASON_LENGTH
+        assert finished.usage.completion_tokens == 2 * TOKENS
+        assert len(router.workers[0].received) == 1
+        await eventually(lambda: router.loads() == [0])
 
 
 async def test_a_worker_that_cannot_resume_branches_ends_the_answer_in_words() -> None:
