@@ -47,6 +47,10 @@ from prefixmesh.side_thread import run_aside
 
 _log = logging.getLogger(__name__)
 
+FIRST_NEWS_S: Final = 0.5
+"""How long a router that starts waits to hear whether its workers are there: requests that came sooner would be told that none is. They wait
+at the port meanwhile, which is bound already. A worker answers within milliseconds, and where nobody is, that is known at once."""
+
 FAREWELL_S: Final = 0.5
 """How long requests that have been ended may take to tell their callers so."""
 
@@ -217,6 +221,7 @@ class RouterServer:
         await self._tell_health()
         self._telling_health = asyncio.create_task(self._keep_telling_health())
         await roster.start(config.workers)
+        await pool.hear_of_all(FIRST_NEWS_S)
         await server.start()
 
     async def _keep_telling_health(self) -> None:

@@ -87,6 +87,10 @@ class WorkerPool:
         entry = self._core.registry.get(endpoint)
         return "" if entry is None else entry.problem
 
+    async def hear_of_all(self, patience_s: float) -> None:
+        """Return once it is known of every worker whether it is there, or after ``patience_s``."""
+        await asyncio.gather(*(self.first_problem(endpoint, patience_s) for endpoint in list(self._links)))
+
     async def describe_ready(self) -> None:
         """Have every ready worker tell who it is, all at once. One that does not answer soon is left to its own link."""
 

@@ -64,6 +64,12 @@ async def eventually_health(router: Router, state: int) -> None:
     await eventually(holds)
 
 
+async def test_router_that_has_started_knows_the_workers_that_are_there() -> None:
+    """A request that comes in the first moment, as after a restart, is not told that no worker is ready."""
+    async with running_router(2, wait=False) as router:
+        assert len(router.server.core.registry.ready) == 2
+
+
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
