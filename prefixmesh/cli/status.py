@@ -9,7 +9,7 @@ import click
 
 from prefixmesh.cli.failure import one_line
 from prefixmesh.cli.options import connection_options
-from prefixmesh.errors import NotFoundError, PrefixmeshError
+from prefixmesh.errors import NotFoundError, PrefixmeshError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,8 @@ DEFAULT_TIMEOUT_S: Final = 10.0
 """The router answers from what it knows; longer means that nobody is there."""
 
 _PHASE_STYLES: Final = {"serving": "green", "given_up": "red"}
+
+ROUTER_SILENT: Final = "the router does not answer, so that what its workers do is not known"
 
 PIPE_WIDTH: Final = 160
 """Where no terminal sets a width: addresses and problems stay on their line."""
@@ -49,7 +51,8 @@ def status(*, as_json: bool, **values: Any) -> None:
     except PrefixmeshError as error:
         if state is None:
             raise
-        problem = error  # the router may be one of the parts that are told of
+        # The router may be one of the dead parts that are told of: then its address and how to start a fleet are no news.
+        problem = UnavailableError(ROUTER_SILENT) if isinstance(error, UnavailableError) else error
     if as_json:
         click.echo(json.dumps(as_dict(target.address, state, workers, problem), indent=2))
     else:

@@ -24,6 +24,12 @@ STOP_SLACK_S: Final = 5.0
 MEET_WORKERS_S: Final = 20.0
 """The workers serve already when the first router starts; a busy machine may take seconds to connect to them."""
 
+_DEATHS: Final = (
+    ("its worker process has died", "its process died"),  # Ray's "worker" is any process of its own
+    ("its node has died", "its node died"),
+)
+"""What matters of Ray's most frequent reports, which say the rest in a dozen sentences of guesses."""
+
 LifeKey = tuple[str, int]
 """A part's name and the number of one of its lives."""
 
@@ -228,6 +234,10 @@ def first_line(error: BaseException) -> str:
         return str(cause)
     if isinstance(cause, Exception):
         return f"{type(cause).__name__}: {cause}".splitlines()[0]
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = str(error)
+    for ray_says, in_short in _DEATHS:
+        if ray_says in text:
+            return in_short
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     dead = [line.partition(". ")[0] for line in lines if line.startswith("The actor")]
     return (dead or lines or [type(error).__name__])[-1]

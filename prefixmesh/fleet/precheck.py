@@ -23,14 +23,19 @@ _CLIENT_SCHEME: Final = "ray://"
 """Through Ray's client the router runs on the cluster's head, where its port and its keys file are."""
 
 
+LEAST_POOL_TOKENS: Final = 64
+"""Of a fleet's worker. A chat template and a question of one line have some forty tokens: with less, every request would be refused."""
+
+
 def check_request(request: FleetRequest) -> FleetRequest:
     """``request`` with the paths of its keys file, state, history and adapter root made absolute, for an actor has a working folder of its own.
 
-    Raises ConfigError for a package that is not installed, GPUs that are not there, a state of no known kind, a keys file that cannot be read, an adapter root that is no folder and a router
+    Raises ConfigError for a package that is not installed, GPUs that are not there, a pool that nothing fits, a state of no known kind, a keys file that cannot be read, an adapter root that is no folder and a router
     port that is taken. Reads one file and binds one socket for a moment.
     """
     _check_installed(request)
     _check_gpus(request)
+    _check_pool(request)
     request = _with_absolute_root(request)
     if request.address is not None and request.address.startswith(_CLIENT_SCHEME):
         return request
@@ -75,6 +80,14 @@ def check_adapters(request: FleetRequest) -> None:
             inspect_adapter(root, path, sizes)
         except InvalidRequestError as error:
             raise ConfigError(f"adapter {name} cannot be loaded from {path!r}: {error.problem}") from error
+
+
+def _check_pool(request: FleetRequest) -> None:
+    tokens = request.engine.max_total_tokens
+    if tokens is not None and tokens < LEAST_POOL_TOKENS:
+        raise ConfigError(
+            f"max_total_tokens must be at least {LEAST_POOL_TOKENS}, got {tokens}: a worker would refuse whatever it is asked"
+        )
 
 
 def _check_installed(request: FleetRequest) -> None:

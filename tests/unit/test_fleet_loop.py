@@ -11,7 +11,7 @@ from prefixmesh.errors import UnavailableError
 from prefixmesh.fleet import fleet as fleet_module
 from prefixmesh.fleet.events import FleetEvent
 from prefixmesh.fleet.fleet import Fleet
-from prefixmesh.fleet.launcher import ROUTER, LifeKey
+from prefixmesh.fleet.launcher import ROUTER, LifeKey, first_line
 from prefixmesh.fleet.plan import ClusterView, FleetRequest, NodeView, WorkerPlan, plan_fleet
 from prefixmesh.fleet.record import decode_parts, encode_parts, living_actors, part_states, shift
 from prefixmesh.fleet.supervision import NEVER, Part
@@ -230,3 +230,20 @@ def test_a_record_keeps_times_across_clocks_and_names_the_living_actors() -> Non
     router, worker = part_states(parts)
     assert (router.name, router.actor, worker.actor) == (ROUTER, "router.4", "")
     assert (worker.phase, worker.life, worker.restarts, worker.reason) == ("waiting", 3, 2, "killed")
+
+
+def test_what_ray_reports_of_a_death_is_told_in_a_few_words() -> None:
+    """Its own texts go on for a dozen sentences; an error of ours is told as it is."""
+    head = "The actor died unexpectedly before finishing this task.\n\tclass_name: WorkerActor\n"
+    killed = f"{head}The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: ..."
+    gone = f"{head}The actor died because its node has died. Node Id: 12ab\n\tthe actor's node was terminated"
+    other = f"{head}The actor is dead because it was killed by `ray.kill`. Good bye."
+    assert [first_line(RuntimeError(text)) for text in (killed, gone, other, "")] == [
+        "its process died",
+        "its node died",
+        "The actor is dead because it was killed by `ray.kill`",
+        "RuntimeError",
+    ]
+    ours = RuntimeError("a trace")
+    ours.cause = UnavailableError("the engine ended")  # type: ignore[attr-defined]
+    assert first_line(ours) == "the engine ended"
