@@ -172,6 +172,10 @@ class Client:
                     raise CancelledError("the client was closed") from failure
                 broken = self._target.judge(failure)
                 time.sleep(ride.broke(broken, time.monotonic(), time_left.left_s))
+            except ValueError as error:  # gRPC's, for a channel that another thread has just closed
+                if not self._is_closed:
+                    raise
+                raise CancelledError("the client was closed") from error
             else:
                 ride.answered()
                 return response

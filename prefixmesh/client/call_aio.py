@@ -6,12 +6,14 @@ at the proxy, and the pauses until a router is back.
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Any, Final
 
 import grpc
 import grpc.aio
 
 from prefixmesh.client.course import Course
+from prefixmesh.client.direct import GIVE_BACK_TIMEOUT_S
 from prefixmesh.client.direct_aio import AsyncWorkers
 from prefixmesh.client.ride import Broken
 from prefixmesh.client.target import Target, TimeLeft
@@ -63,7 +65,9 @@ class AsyncCall:
             return await self._read()
         except PrefixmeshError as error:
             self._error = error
-            self.cancel()
+            if not self._is_cancelled:
+                self.cancel()
+                self._give_back()
             raise
 
     async def _read(self) -> Any:
@@ -140,11 +144,16 @@ class AsyncCall:
                 generate = _make_inference(channel).Generate
                 return generate(sent, timeout=self._time_left(), metadata=plan.ticket())
             plan.use_proxy()
-        given_back = self._course.give_back()
-        if given_back is not None:
-            ask = _make_router(self._router).Route
-            self._giving_back = ask(given_back, **self._settings())  # kept: what nobody holds is cancelled
+        self._give_back()
         return self._ask_proxy()
+
+    def _give_back(self) -> None:
+        question = self._course.give_back()
+        if question is not None:
+            route, metadata = _make_router(self._router).Route, self._target.metadata
+            with suppress(grpc.aio.UsageError):  # the client was closed
+                # Kept: what nobody holds is cancelled.
+                self._giving_back = route(question, timeout=GIVE_BACK_TIMEOUT_S, metadata=metadata)
 
     def _ask_proxy(self) -> Any:
         return _make_inference(self._router).Generate(self._course.request, **self._settings())

@@ -7,12 +7,13 @@ the proxy, and the pauses until a router is back. One thread reads a call; any m
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Final
 
 import grpc
 
 from prefixmesh.client.course import Course
+from prefixmesh.client.direct import GIVE_BACK_TIMEOUT_S
 from prefixmesh.client.direct_blocking import Workers
 from prefixmesh.client.ride import Broken
 from prefixmesh.client.target import Target, TimeLeft
@@ -76,7 +77,9 @@ class Call:
             return self._read()
         except PrefixmeshError as error:
             self._error = error
-            self.cancel()
+            if not self._cancelled.is_set() and not self._is_closed():
+                self.cancel()
+                self._give_back()
             raise
 
     def _read(self) -> pb.GenerateResponse:
@@ -112,7 +115,12 @@ class Call:
         if failure is not None:
             raise failure
         if self._stream is None:
-            self._stream = self._open()
+            try:
+                self._stream = self._open()
+            except ValueError as error:  # gRPC's, for a channel that another thread has just closed
+                if not self._is_closed():
+                    raise
+                raise CancelledError("the client was closed") from error
         return self._course.received(next(self._stream), time.monotonic())
 
     def _judge(self, failure: grpc.RpcError, *, of_router: bool = False) -> Broken:
@@ -146,14 +154,17 @@ class Call:
                 generate = _make_inference(channel).Generate
                 return self._activate(generate(sent, timeout=self._time_left(), metadata=plan.ticket()))
             plan.use_proxy()
-        given_back = self._course.give_back()
-        if given_back is not None:
-            route = _make_router(self._router).Route
-            self._giving_back = route.future(
-                given_back, **self._settings()
-            )  # kept: what nobody holds is cancelled
+        self._give_back()
         ask = _make_inference(self._router).Generate
         return self._activate(ask(self._course.request, **self._settings()))
+
+    def _give_back(self) -> None:
+        question = self._course.give_back()
+        if question is not None:
+            route, metadata = _make_router(self._router).Route, self._target.metadata
+            with suppress(ValueError):  # the client was closed
+                # Kept: what nobody holds is cancelled.
+                self._giving_back = route.future(question, timeout=GIVE_BACK_TIMEOUT_S, metadata=metadata)
 
     def _ask(self, question: Any) -> Any:
         """The router's answer; None where the course must be asked what to do now."""

@@ -71,7 +71,7 @@ class Course:
         return self._plan.routed(answer)
 
     def give_back(self) -> router_pb2.RouteRequest | None:
-        """What to tell the router before the proxy is asked; its answer means nothing."""
+        """What to tell the router before the proxy is asked, or when the request has failed; its answer means nothing."""
         return None if self._plan is None else self._plan.give_back()
 
     def received(self, response: pb.GenerateResponse, now_s: float) -> pb.GenerateResponse | None:

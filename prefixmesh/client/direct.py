@@ -57,6 +57,9 @@ RETRY_WINDOW_S: Final = 10.0
 MOST_RETRIES: Final = 50
 """What a busy client may have saved up before a fleet begins to refuse."""
 
+GIVE_BACK_TIMEOUT_S: Final = 5.0
+"""To tell of a ticket that was not used; it ends by itself within twice that."""
+
 MAX_AVOIDED: Final = 64
 """Workers that are remembered as out of reach; they travel with every question."""
 
@@ -128,6 +131,9 @@ class DirectPlan:
         self._exclude = list(avoid)
         self._failures = self._unreached = self._changes = self._attempts = 0
         self._has_failed = False
+        self._is_taken = False
+        """Whether the worker that was named last has said anything, or the router was told that it will not."""
+
         self._last_failure: PrefixmeshError | None = None
         self._answer: router_pb2.RouteResponse | None = None
         self._prompt_ids = b""
@@ -151,7 +157,7 @@ class DirectPlan:
 
     def routed(self, answer: router_pb2.RouteResponse) -> pb.GenerateRequest:
         """Take the router's answer; what to send to the worker: the prompt as tokens, and nothing that the ticket settles."""
-        self._answer = answer
+        self._answer, self._is_taken = answer, False
         self._attempts += 1
         if not self._prompt_ids:
             self._prompt_ids, self._retokenized_tokens = answer.prompt_ids, answer.retokenized_tokens
@@ -183,9 +189,13 @@ class DirectPlan:
         self.by_proxy = True
 
     def give_back(self) -> router_pb2.RouteRequest | None:
-        """What the router is still to be told on the way to the proxy: of the last decision, which came to nothing. Once."""
-        answer, self._answer = self._answer, None
-        return None if answer is None else router_pb2.RouteRequest(unused_request_id=answer.request_id)
+        """What the router is still to be told when it is not asked again: of the last decision, which came to nothing. None where the
+        worker has begun, and once."""
+        answer = self._answer
+        if answer is None or self._is_taken:
+            return None
+        self._is_taken = True
+        return router_pb2.RouteRequest(unused_request_id=answer.request_id)
 
     def route_failed(self, error: PrefixmeshError) -> None:
         """The router answered no worker: returns where the proxy is the way, raises what the caller is told elsewhere."""
@@ -232,6 +242,7 @@ class DirectPlan:
         answer = self._answer
         if answer is None or self.by_proxy:
             return response
+        self._is_taken = True
         match response.WhichOneof("event"):
             case "started":
                 response.started.routing.CopyFrom(answer.routing)

@@ -209,6 +209,7 @@ async def test_workers_verdict_is_the_callers(
         await within(client.generate("hello"))
     assert len(router.questions) == 1
     assert not second.ticketed
+    await eventually(lambda: router.given_back == ["request-1"])  # nothing stays booked for it
 
 
 async def test_changed_adapter_is_looked_up_anew(client: AnyClient, servers: list[FakeInference]) -> None:
