@@ -124,6 +124,14 @@ def test_gpus_that_are_not_there_are_missed_before_ray_starts(monkeypatch: pytes
     check_request(FleetRequest(engine=engine, workers=2, address="auto"))
 
 
+def test_a_pool_that_nothing_fits_is_refused_before_anything_starts() -> None:
+    """A fleet that comes up and then refuses every request is no fleet."""
+    for tokens in (1, 3, 63):
+        with pytest.raises(ConfigError, match=f"max_total_tokens must be at least 64, got {tokens}"):
+            check_request(FleetRequest(engine=EngineConfig(max_total_tokens=tokens)))
+    check_request(FleetRequest(engine=EngineConfig(max_total_tokens=64)))
+
+
 def test_the_history_is_written_where_the_command_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
