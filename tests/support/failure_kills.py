@@ -80,6 +80,7 @@ async def kill_at_each_token(
     unequal: list[int] = []
     interruptions, restarting = 0, asyncio.create_task(asyncio.sleep(0))
     for point in points:
+        await _until_one_can_be_spared(fleet)
         answer, victim = await _killed_at(fleet, client, point, request, options)
         if answer.outputs != whole.outputs:
             unequal.append(point)
@@ -92,6 +93,15 @@ async def kill_at_each_token(
         Figure("equal to the undisturbed output", len(points) - len(unequal), f"{len(points)}", not unequal),
         told("interruptions told", interruptions),
     ]
+
+
+async def _until_one_can_be_spared(fleet: FailureFleet) -> None:
+    async def two_are_ready() -> bool:
+        views = await fleet.views()
+        running = {worker.name for worker in fleet.workers if worker.is_running}
+        return sum(view.ready for name, view in views.items() if name in running) > 1
+
+    await until(two_are_ready, "two workers are ready")
 
 
 async def _killed_at(
