@@ -58,6 +58,7 @@ async def test_load_is_exactly_one_from_decision_to_end() -> None:
         assert (view.in_flight, view.work_ms, view.routed) == (0, 0.0, 1)
 
 
+@pytest.mark.slow
 async def test_three_hundred_slow_requests_are_all_under_way_at_their_worker() -> None:
     """F8: nothing between caller and worker holds some of them back, unseen."""
     script = held_script()

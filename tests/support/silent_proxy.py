@@ -17,6 +17,7 @@ class SilentProxy:
         self._target = target
         self._forwards = asyncio.Event()
         self._forwards.set()
+        self._writers: list[asyncio.StreamWriter] = []
         self.address = ""
         self.connections = 0
         """How many were opened."""
@@ -32,14 +33,22 @@ class SilentProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._writers.append(writer)
         host, port = self._target.rsplit(":", 1)
         try:
             there, back = await asyncio.open_connection(host, int(port))
         except OSError:
             writer.close()
             return
+        self._writers.append(back)
         with suppress(OSError):
             await asyncio.gather(self._pump(reader, back), self._pump(there, writer))
+
+    async def close(self) -> None:
+        """Every connection is gone when this returns."""
+        for writer in self._writers:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         try:
@@ -79,3 +88,4 @@ async def proxy_before(target: str) -> AsyncIterator[SilentProxy]:
         for task in list(serving):
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
+        await proxy.close()
