@@ -36,6 +36,9 @@ REMEMBERED_NAMESPACES: Final = 4096
 ENVELOPE_BYTES: Final = 128 * 1024
 """Room in the message to a worker for what is not the prompt; sampling's own limits keep it below that."""
 
+_PASSED_ON: Final = ("request_id", "resumed_output", "branches", "priority", "queue_timeout_ms")
+"""What a worker gets as the caller has said it, beside sampling and the beginnings of several branches."""
+
 
 class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request that can be routed, and sent to any worker."""
@@ -57,17 +60,17 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
         It names no model: the revision was compared when the worker was taken in, and a worker may know the same files by another name.
         """
         message = self.message
-        return pb.GenerateRequest(
-            request_id=message.request_id,
-            adapter=self.route.adapter,
-            tokens=pb.TokenPrompt(ids=self.prompt.tokens),
-            resumed_output=self.message.resumed_output,
-            resumed_branches=self.message.resumed_branches,
-            branches=message.branches,
-            priority=message.priority,
-            queue_timeout_ms=message.queue_timeout_ms,
-            sampling=message.sampling if message.HasField("sampling") else None,
-        ).SerializeToString()
+        wire = pb.GenerateRequest(adapter=self.route.adapter)
+        wire.tokens.ids = self.prompt.tokens
+        if message.HasField("sampling"):
+            wire.sampling.CopyFrom(message.sampling)
+        # Most requests leave these alone: a field that is only read costs a tenth of one that is set.
+        for name in _PASSED_ON:
+            if value := getattr(message, name):
+                setattr(wire, name, value)
+        if message.resumed_branches:
+            wire.resumed_branches.extend(message.resumed_branches)
+        return wire.SerializeToString()
 
 
 class RequestPreparer:
