@@ -90,7 +90,9 @@ def fake_worker(name: str, secret_file: Path, model: str, step_ms: float) -> Ite
 
 async def _serve_router(workers: tuple[str, ...], secret_file: Path, model: str) -> tuple[RouterServer, str]:
     logging.basicConfig(level=logging.INFO, filename=os.devnull)  # it logs as a router does
-    server = RouterServer(RouterConfig(workers=workers, model=model), load_or_create(secret_file))
+    # Nobody uses the tickets that are asked for here, so that what is booked for them would seem a wait of minutes.
+    config = RouterConfig(workers=workers, model=model, max_wait_s=0.0)
+    server = RouterServer(config, load_or_create(secret_file))
     bound = await server.start()
     async with open_channel(bound.address) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
