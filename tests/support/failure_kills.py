@@ -99,7 +99,8 @@ async def _until_one_can_be_spared(fleet: FailureFleet) -> None:
     async def two_are_ready() -> bool:
         views = await fleet.views()
         running = {worker.name for worker in fleet.workers if worker.is_running}
-        return sum(view.ready for name, view in views.items() if name in running) > 1
+        ready = [name for name, view in views.items() if view.ready and name in running]
+        return len(ready) > 1
 
     await until(two_are_ready, "two workers are ready")
 
