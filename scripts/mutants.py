@@ -1,4 +1,4 @@
-"""Do the tests see it when a guard is missing, of the cache, the scheduler, sampling or tickets? Takes them out one by one: `make mutants`.
+"""Do the tests see it when a guard is missing, of the cache, scheduler, sampling, tickets or health? Takes them out one by one: `make mutants`.
 
 Works on copies of the package and the tests in a temporary folder, one per job; the checkout is never touched. Each mutant of
 `mutants.toml` first meets the few tests that are there for it, then, if it survives, the whole cache suite. It is caught when a
