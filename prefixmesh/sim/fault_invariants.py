@@ -39,7 +39,7 @@ def is_quiet(run: "FaultRun") -> bool:
     lives = [router.life for router in run.routers]
     return all(
         life is not None
-        and not (life.requests or life.core.view.predictions)
+        and not (life.requests or life.core.view.predictions or life.core.open_tickets)
         and all(
             entry.ready
             and (followed := life.core.view.get(entry.endpoint)) is not None
@@ -71,8 +71,8 @@ def _of_client(client: SimulatedClient, expected: list[int]) -> Iterator[str]:
         yield f"{client!r} has no end"
     elif client.ended_at > client.deadline + LATE_S:
         yield f"{client!r} ended {client.ended_at - client.deadline:.3f} s after its deadline"
-    if client.ends > 1:
-        yield f"{client!r} was told of {client.ends} ends"
+    if client.problem:
+        yield f"{client!r}: {client.problem}"
     if client.error is not None and client.error.reason not in TYPED:
         yield f"{client!r} ended in {client.error.reason}: {client.error}"
     wanted = expected if client.error is None else expected[: len(client.tokens)]

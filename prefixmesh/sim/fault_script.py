@@ -103,6 +103,7 @@ AT_ONCE_S: Final = (0.001, 0.02)
 _CHOICES: Final = (
     (FaultKind.CRASH, 4),
     ("crash at once", 3),
+    ("crash unseen", 3),
     (FaultKind.STALL, 3),
     (FaultKind.DELAY, 1),
     (FaultKind.WRONG_CACHED, 1),
@@ -139,6 +140,13 @@ def draw_script(rng: Random, workers: Sequence[str], routers: Sequence[str], las
             case "crash at once":
                 down_s = rng.uniform(*AT_ONCE_S)
                 faults[rng.choice(workers)].append(Fault(kind=FaultKind.CRASH, at_s=at_s, for_s=down_s))
+            case "crash unseen":
+                # What is sent to the old life meanwhile reaches the new one.
+                ends, cut_s = (rng.choice(routers), rng.choice(workers)), rng.uniform(0.5, 4.0)
+                cut = LinkFault(kind=LinkFaultKind.CUT_SILENTLY, at_s=at_s, for_s=cut_s, ends=ends)
+                links.append(cut)
+                died_s, down_s = at_s + rng.uniform(0.3, 0.9) * cut_s, rng.uniform(*AT_ONCE_S)
+                faults[ends[1]].append(Fault(kind=FaultKind.CRASH, at_s=died_s, for_s=down_s))
             case "router":
                 crash = RouterCrash(name=rng.choice(routers), at_s=at_s, for_s=rng.uniform(0.05, 3.0))
                 crashes.append(crash)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final, TypeAlias
 
+from prefixmesh.client.direct import RouteMemory
 from prefixmesh.ids import Namespace
 from prefixmesh.sim.fake_model import expected_answer
 from prefixmesh.sim.kernel import Simulation
@@ -35,7 +36,12 @@ HASTY: Final = 0.15
 CANCELLED: Final = 0.12
 """Share of requests whose callers leave."""
 
+
 OnClientEnd: TypeAlias = Callable[[SimulatedClient], object]
+
+
+DIRECT: Final = 0.3
+"""Share of requests whose callers stream from workers themselves."""
 
 
 class Traffic:
@@ -56,6 +62,8 @@ class Traffic:
         self._sim = sim
         self._network = network
         self._routers = routers
+        # What each router's direct callers share, as the calls of one client do.
+        self._memories = [RouteMemory() for _ in routers]
         self._vocab_size = vocab_size
         self._rng = sim.fork_rng("traffic")
         for _ in range(CONVERSATIONS):
@@ -68,9 +76,9 @@ class Traffic:
         """That have not ended."""
         return sum(client.ended_at is None for client in self.clients)
 
-    def ask(self, question: Question, timeout_s: float, first_router: int) -> SimulatedClient:
-        """One request more."""
-        return self._ask(question, timeout_s, first_router, lambda _: None)
+    def ask(self, question: Question, timeout_s: float, router: int) -> SimulatedClient:
+        """One request more, which the router carries."""
+        return self._ask(question, timeout_s, router, lambda _: None, is_direct=False)
 
     def expected(self, client: SimulatedClient) -> list[int]:
         """Its undisturbed answer."""
@@ -96,16 +104,24 @@ class Traffic:
                 self._sim.call_later(pause_s, self._turn, namespace, prompt + client.tokens, turns_left - 1)
 
         timeout_s = rng.uniform(0.05, 2.0) if rng.random() < HASTY else LONG_S
-        client = self._ask(question, timeout_s, rng.randrange(len(self._routers)), on_end)
+        router, is_direct = rng.randrange(len(self._routers)), rng.random() < DIRECT
+        client = self._ask(question, timeout_s, router, on_end, is_direct=is_direct)
         if rng.random() < CANCELLED:
             self._sim.call_later(rng.expovariate(5.0), client.cancel)
 
     def _ask(
-        self, question: Question, timeout_s: float, first_router: int, on_end: OnClientEnd
+        self, question: Question, timeout_s: float, router: int, on_end: OnClientEnd, *, is_direct: bool
     ) -> SimulatedClient:
-        routers = [*self._routers[first_router:], *self._routers[:first_router]]
-        name = f"client-{len(self.clients)}"
-        client = SimulatedClient(self._sim, self._network, name, routers, question, timeout_s, on_end)
+        client = SimulatedClient(
+            self._sim,
+            self._network,
+            f"client-{len(self.clients)}",
+            self._routers[router],
+            question,
+            timeout_s,
+            on_end,
+            memory=self._memories[router] if is_direct else None,
+        )
         self.clients.append(client)
         client.begin()
         return client

@@ -1,25 +1,36 @@
-"""A caller in simulated time: it asks a router over the network, keeps what it is told, and goes on at another router when one dies.
+"""A caller in simulated time: the client library's own course of a request (``client.course``), over a simulated network.
 
-As the client library does through the proxy: one deadline over all that it tries; once tokens were told, it asks for what comes after
-them, and takes nothing that does not follow.
+It asks its router to carry the request, or where to send it and streams from the worker itself; it goes on elsewhere when that dies, and
+waits for a router that is being started anew. What it is told it also counts by itself, so that nothing is taken for right because the
+library took it.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Final
 
-from prefixmesh.answer_record import AnswerRecord
-from prefixmesh.errors import CancelledError, DeadlineError, PrefixmeshError, UnavailableError
+from prefixmesh.client.answer_builder import AnswerBuilder
+from prefixmesh.client.course import begin_course
+from prefixmesh.client.direct import RouteMemory
+from prefixmesh.client.ride import Broken, Failure, Ride, RouterMemory
+from prefixmesh.errors import (
+    AuthenticationError,
+    CancelledError,
+    DeadlineError,
+    InternalError,
+    PrefixmeshError,
+    UnavailableError,
+)
 from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.proto.v1 import router_pb2
+from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.network import Network, Stream
+from prefixmesh.sim.simulated_answers import as_response
 from prefixmesh.sim.simulated_calls import open_call
-from prefixmesh.sim.simulated_request import Question
+from prefixmesh.sim.simulated_life import Call, CallFailed, WorkerMessage
+from prefixmesh.sim.simulated_request import Question, as_submit
 from prefixmesh.sim.simulated_router import AnswerEnd, SimulatedRouter
 from prefixmesh.tokens import unpack
-
-ASK_AGAIN_S: Final = 0.2
-"""After a router was not there."""
 
 BUFFER: Final = 1 << 16
 """Messages of one answer that wait for its caller: more than the longest has."""
@@ -33,96 +44,230 @@ class SimulatedClient:
         sim: Simulation,
         network: Network,
         name: str,
-        routers: Sequence[SimulatedRouter],
+        router: SimulatedRouter,
         question: Question,
         timeout_s: float,
         on_end: Callable[["SimulatedClient"], object],
+        *,
+        memory: RouteMemory | None = None,
     ) -> None:
-        """``routers`` are asked in this order, round and round."""
+        """``memory`` is of a client that streams from workers itself; without one the router carries everything."""
         self.name = name
         self.question = question
+        self.tokens: list[int] = []
+        """The answer so far."""
+
+        self.problem = ""
+        """What was told that must not be; empty while all is well."""
+
         self.error: PrefixmeshError | None = None
         """What it ended in; None where it has its answer, or has not ended."""
 
         self.ended_at: float | None = None
-        self.ends = 0
-        """How often it was told of an end."""
-
-        self.asked = 0
-        """How many routers it has asked."""
-
         self.deadline = sim.now + timeout_s
         self._sim = sim
         self._network = network
-        self._routers = routers
+        self._router = router
         self._on_end = on_end
-        self._record = AnswerRecord(1, [question.resumed])
+        self._number = 0
+        self._stream: Stream[router_pb2.RouteResponse | AnswerEnd] | None = None
         self._answer: Stream[pb.GenerateResponse | AnswerEnd] | None = None
-
-    @property
-    def tokens(self) -> list[int]:
-        """The answer so far."""
-        ids: list[int] = unpack(self._record.branches[0].packed).tolist()
-        return ids
+        self._direct: Stream[WorkerMessage] | None = None
+        self._builder = AnswerBuilder(sim.now)
+        router_memory = RouterMemory()
+        router_memory.has_answered = True  # in requests before this one
+        sampling = pb.Sampling(max_tokens=question.max_tokens)
+        self._course = begin_course(
+            pb.GenerateRequest(tokens=pb.TokenPrompt(ids=question.prompt), sampling=sampling),
+            self._builder,
+            Ride(router_memory, rides=True, draw=sim.fork_rng(name).random),
+            memory,
+            resumes=True,
+            now_s=sim.now,
+        )
 
     def begin(self) -> None:
         """Ask."""
-        self._sim.call_at(
-            self.deadline, self._end, DeadlineError("the deadline passed before the answer was whole")
-        )
-        self._ask()
+        late = DeadlineError("the deadline passed before the answer was whole")
+        self._sim.call_at(self.deadline, self._end, late)
+        self._open()
 
     def cancel(self) -> None:
         """Want it no more. Ended already: nothing happens."""
         self._end(CancelledError("the caller wants no more"))
 
-    def _ask(self) -> None:
+    def _open(self) -> None:
+        """Make the next call that the course wants."""
         if self.ended_at is not None:
             return
-        router, number = self._routers[self.asked % len(self._routers)], self.asked
-        self.asked += 1
-        request = pb.GenerateRequest(resumed_output=self.question.resumed)
-        self._record.resume(request)
-        question = replace(self.question, resumed=request.resumed_output)
+        self._leave()
+        self._number += 1
+        plan = self._course.plan
+        if plan is not None:
+            self._stream = self._ask_route(plan.next_question(), self._on_routed)
+            return
+        given_back = self._course.give_back()
+        if given_back is not None:
+            self._ask_route(given_back, lambda _: None)
+        question = self._as_question(self._course.request)
         self._answer = open_call(
             self._network,
             self.name,
-            router.name,
-            lambda answer: router.serve(question, self.deadline - self._sim.now, answer),
-            lambda message: self._on_message(message) if number == self.asked - 1 else None,
-            lambda: self._on_broken() if number == self.asked - 1 else None,
+            self._router.name,
+            lambda answer: self._router.serve(question, self.deadline - self._sim.now, answer),
+            self._of_now(self._on_message),
+            self._of_now(lambda: self._failed(Broken(UnavailableError("broke"), Failure.DIED))),
             buffer=BUFFER,
         )
 
-    def _on_message(self, message: pb.GenerateResponse | AnswerEnd) -> None:
-        if self.ended_at is not None:
+    def _ask_route(
+        self,
+        question: router_pb2.RouteRequest,
+        on_answer: Callable[[router_pb2.RouteResponse | AnswerEnd], object],
+    ) -> "Stream[router_pb2.RouteResponse | AnswerEnd]":
+        namespace = self.question.namespace
+        return open_call(
+            self._network,
+            self.name,
+            self._router.name,
+            lambda answer: self._router.route(question, namespace, answer),
+            self._of_now(on_answer),
+            self._of_now(lambda: self._not_routed(Broken(UnavailableError("broke"), Failure.DIED))),
+        )
+
+    def _on_routed(self, answer: router_pb2.RouteResponse | AnswerEnd) -> None:
+        if isinstance(answer, AnswerEnd):
+            assert answer.error is not None
+            self._not_routed(_broken(answer.error))
             return
-        if isinstance(message, AnswerEnd):
-            self.ends += 1
-            self._end(message.error)
+        self._leave()
+        self._number += 1
+        sent, plan = self._course.routed(answer), self._course.plan
+        assert plan is not None
+        ((_, ticket),) = plan.ticket()
+        submit = as_submit(self._as_question(sent), answer.request_id, self._left_s)
+        worker = self._router.workers[Endpoint(answer.address)]
+        self._direct = open_call(
+            self._network,
+            self.name,
+            worker.name,
+            lambda stream: worker.generate(Call(submit=submit, router_id="", answer=stream, ticket=ticket)),
+            self._of_now(self._on_event),
+            self._of_now(lambda: self._failed(Broken(UnavailableError("broke"), Failure.DIED))),
+            buffer=BUFFER,
+        )
+
+    def _not_routed(self, broken: Broken) -> None:
+        if self._course.plan is not None:
+            self._pause(lambda: self._course.route_failed(broken, self._sim.now, self._left_s))
+
+    def _on_event(self, message: WorkerMessage) -> None:
+        if isinstance(message, CallFailed):
+            self._failed(_broken(message.error))
             return
         try:
-            # The first router's messages are taken like all others: what does not follow is found.
-            self._record.continued(message, self._sim.now)
-        except UnavailableError as error:
+            response = as_response(message)
+        except PrefixmeshError as error:
+            self._failed(_broken(error))
+        else:
+            self._on_message(response)
+
+    def _on_message(self, message: pb.GenerateResponse | AnswerEnd) -> None:
+        if isinstance(message, AnswerEnd):
+            if message.error is None:
+                self._told_wrong("the router ended the answer, and it was not whole")
+            else:
+                self._failed(_broken(message.error))
+            return
+        try:
+            ours = self._course.received(message, self._sim.now)
+            if ours is not None:
+                self._take(ours)
+        except InternalError as error:
+            self._told_wrong(str(error))
+        except PrefixmeshError as error:
             self._end(error)
 
-    def _on_broken(self) -> None:
-        if self.ended_at is None:
-            self._record.interrupted()
-            self._answer = None
-            self._sim.call_later(ASK_AGAIN_S, self._ask)
+    def _take(self, response: pb.GenerateResponse) -> None:
+        """A message as its caller is told it."""
+        delta = response.delta
+        if delta.token_ids:
+            if delta.position != len(self.tokens):
+                self.problem = f"told token {delta.position}, {len(self.tokens)} was next"
+            self.tokens += unpack(delta.token_ids).tolist()
+        self._builder.add(response, self._sim.now)
+        if self._builder.answer is not None:
+            told = response.finished.usage.completion_tokens
+            if told != len(self.tokens):
+                self.problem = f"told of {told} tokens, and {len(self.tokens)}"
+            self._end(None)
+
+    def _failed(self, broken: Broken) -> None:
+        last_s = self._sim.now
+        self._pause(lambda: self._course.failed(broken, last_s, self._left_s))
+
+    def _pause(self, decide: Callable[[], float | None]) -> None:
+        """Have the course decide, and go on after the pause that it wants; None: with its last message."""
+        self._leave()
+        try:
+            pause_s = decide()
+            if pause_s is None:
+                assert self._course.last is not None, "the answer was there before"
+                self._take(self._course.last)
+            else:
+                self._sim.call_later(pause_s, self._open)
+        except PrefixmeshError as error:
+            self._end(error)
+
+    def _told_wrong(self, problem: str) -> None:
+        self.problem = problem
+        self._end(InternalError(problem))
 
     def _end(self, error: PrefixmeshError | None) -> None:
         if self.ended_at is not None:
             return
         self.ended_at, self.error = self._sim.now, error
-        if self._answer is not None:
-            self._answer.leave()
+        self._leave()
         self._on_end(self)
+
+    def _leave(self) -> None:
+        """Want nothing more of the call that is under way."""
+        self._number += 1
+        for stream in (self._stream, self._answer, self._direct):
+            if stream is not None:
+                stream.leave()
+        self._stream = self._answer = self._direct = None
+
+    def _of_now(self, act: Callable[..., object]) -> Callable[..., None]:
+        """``act``, for as long as the call that is opened now is the one that counts."""
+        number = self._number
+
+        def only_then(*arguments: object) -> None:
+            if number == self._number and self.ended_at is None:
+                act(*arguments)
+
+        return only_then
+
+    @property
+    def _left_s(self) -> float:
+        return max(0.0, self.deadline - self._sim.now)
+
+    def _as_question(self, request: pb.GenerateRequest) -> Question:
+        return Question(
+            namespace=self.question.namespace,
+            prompt=request.tokens.ids,
+            max_tokens=request.sampling.max_tokens,
+            resumed=request.resumed_output,
+        )
 
     def __repr__(self) -> str:
         state = "open" if self.ended_at is None else "ended" if self.error is None else self.error.reason
-        return (
-            f"<SimulatedClient {self.name}: {len(self.tokens)} of {self.question.max_tokens} tokens, {state}>"
-        )
+        way = "carried" if self._course.plan is None else "direct"
+        of = self.question.max_tokens
+        return f"<SimulatedClient {self.name}: {len(self.tokens)} of {of} tokens, {way}, {state}>"
+
+
+def _broken(error: PrefixmeshError) -> Broken:
+    """What the server itself has said; as ``client.target`` judges it."""
+    is_refusal = isinstance(error, UnavailableError | AuthenticationError)
+    return Broken(error, Failure.REFUSED if is_refusal else Failure.CALLERS)

