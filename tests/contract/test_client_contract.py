@@ -108,10 +108,10 @@ async def test_answer_is_not_to_be_had_before_the_end(client: AnyClient) -> None
     """Half an answer never passes for a whole one."""
     stream = await client.stream("hello")
     await stream.next()
-    with pytest.raises(InvalidRequestError, match="stream: .* read to its end"):
+    with pytest.raises(InvalidRequestError, match=r"stream: .* read to its end"):
         _ = stream.answer
     await stream.leave()
-    with pytest.raises(InvalidRequestError, match="stream: .* read to its end"):
+    with pytest.raises(InvalidRequestError, match=r"stream: .* read to its end"):
         _ = stream.answer
 
 
@@ -242,11 +242,11 @@ async def test_deltas_before_an_error_are_delivered(client: AnyClient, fake: Fak
 async def test_stream_that_just_stops_is_an_error(client: AnyClient, fake: FakeInference) -> None:
     """A server that closes the stream without Finished has not answered: iterating does not just end either. There is no other to go on."""
     fake.events = (started(), delta(0, "half"))
-    with pytest.raises((InternalError, UnavailableError), match="ended (the stream )?before"):
+    with pytest.raises((InternalError, UnavailableError), match=r"ended (the stream )?before"):
         await client.generate("hello")
     stream = await client.stream("hello")
     assert (await stream.next()).text == "half"
-    with pytest.raises((InternalError, UnavailableError), match="ended (the stream )?before"):
+    with pytest.raises((InternalError, UnavailableError), match=r"ended (the stream )?before"):
         await stream.next()
 
 
