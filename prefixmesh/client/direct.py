@@ -47,8 +47,9 @@ AVOID_S: Final = 10.0
 FORGET_ROUTE_S: Final = 60.0
 """A router that knew no Route may have been replaced by one that does."""
 
-RETRY_SHARE: Final = 0.2
-"""Tries after a refusal, of all requests: a fleet that refuses is full, and must not be asked twice as often for it."""
+RETRY_SHARE: Final = 0.15
+"""Tries after a refusal, of all requests: a fleet that refuses is full, and must not be asked twice as often for it. With what may be saved up
+it is sent at most 1.2 attempts a request in 20 s of refusing 100 a second, as by the proxy (``router.retry_budget``)."""
 
 LEAST_RETRIES: Final = 3
 """A client that asks little may still try again: as often in ``RETRY_WINDOW_S``, and at first."""
