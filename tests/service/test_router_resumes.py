@@ -135,14 +135,13 @@ async def test_a_worker_that_cannot_resume_branches_ends_the_answer_in_words() -
 
 async def test_a_worker_that_refuses_what_was_told_ends_the_answer_in_words() -> None:
     """A grammar that does not take the tokens, or a limit: it is not the caller's request that was wrong."""
-    script = answers(dies_before=3)
-    async with running_router(2, script=script) as router:
+    refusal = InvalidRequestError("resumed_output", "the grammar does not allow it")
+    async with running_router(2, script=answers(dies_before=3, goes_on_with=refusal)) as router:
         call = router.inference.Generate(token_request(PROMPT))
-        messages = [await call.read() for _ in range(4)]
-        assert told(messages) == ANSWER[:3]
-        script.error = InvalidRequestError("resumed_output", "the grammar does not allow it")
+        assert told([await call.read() for _ in range(4)]) == ANSWER[:3]
         with pytest.raises(UnavailableError, match="the grammar does not allow it"):
             await rest_of(call)
+        await eventually(lambda: router.loads() == [0, 0])
 
 
 async def test_where_nobody_is_left_the_caller_learns_why() -> None:

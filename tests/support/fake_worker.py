@@ -113,6 +113,9 @@ class Script:
     dies_before: int | None = None
     """Whoever comes to this token of an answer dies instead, and nobody after that; the number of all of them stands for its end."""
 
+    goes_on_with: PrefixmeshError | None = None
+    """Raised instead of going on with an answer that its caller has a part of."""
+
     ignores_resumed_branches: bool = False
     """As workers of an earlier version, which begin several answers anew."""
 
@@ -237,6 +240,8 @@ class FakeWorker:
         try:
             if self.script.error is not None:
                 raise self.script.error
+            if self.script.goes_on_with is not None and message.resumed_output:
+                raise self.script.goes_on_with
             if self.script.adapters.get(message.adapter, "") != ticket.adapter_digest:
                 raise AdapterChangedError("it has other content here")
             await self.script.before_start.wait()
