@@ -84,7 +84,7 @@ async def kill_at_each_token(
         answer, victim = await _killed_at(fleet, client, point, request, options)
         if answer.outputs != whole.outputs:
             unequal.append(point)
-            print(f"killed at token {point}: {answer}")
+            print(f"killed at token {point}: {answer}", flush=True)
         interruptions += answer.interruptions
         await restarting
         restarting = asyncio.create_task(_bring_back(fleet, victim))
