@@ -77,11 +77,11 @@ def test_one_seed_is_one_run() -> None:
 
 
 def plant_a_reservation_that_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One in fifty requests ends without its reservation."""
+    """One in twenty ends is forgotten."""
     end, ends = Placements.end, iter(range(1 << 30))
 
     def forgetful(*arguments: object) -> None:
-        if next(ends) % 50 != 49:
+        if next(ends) % 20 != 19:
             end(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Placements, "end", forgetful)
