@@ -15,7 +15,8 @@ from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.fleet_columns import FleetColumns, Mask
 from prefixmesh.router.fleet_view import FleetView
 from prefixmesh.router.load import LoadReport
-from prefixmesh.router.registry import Expected, WorkerEntry, WorkerFacts, WorkerRegistry
+from prefixmesh.router.registry import WorkerEntry, WorkerRegistry
+from prefixmesh.router.worker_identity import Expected, WorkerFacts
 from prefixmesh.worker_report import WorkerReport
 
 

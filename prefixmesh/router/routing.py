@@ -27,9 +27,10 @@ from prefixmesh.router.overload import Outlook, Overload
 from prefixmesh.router.placement import Explanation, Placement, PrefillCurve, RouteRequest
 from prefixmesh.router.placements import Placements
 from prefixmesh.router.policy import PolicyConfig, prefix_key
-from prefixmesh.router.registry import Expected, WorkerEntry, WorkerFacts, WorkerRegistry
+from prefixmesh.router.registry import WorkerEntry, WorkerRegistry
 from prefixmesh.router.sessions import Sessions
 from prefixmesh.router.slow_start import SlowStart
+from prefixmesh.router.worker_identity import Expected, WorkerFacts
 from prefixmesh.router.worker_view import Need
 from prefixmesh.served_model import shown_name
 from prefixmesh.worker_report import WorkerReport

@@ -30,13 +30,13 @@ from prefixmesh.router.model import RouterModel, load_router_model
 from prefixmesh.router.operator_service import OperatorService
 from prefixmesh.router.policy import PolicyConfig
 from prefixmesh.router.prepare import RequestPreparer
-from prefixmesh.router.registry import Expected
 from prefixmesh.router.relay import Relay
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.running import RunningRequests
 from prefixmesh.router.service import InferenceService
 from prefixmesh.router.state_store import StateStore, open_store
 from prefixmesh.router.worker_aborts import WorkerAborts
+from prefixmesh.router.worker_identity import Expected
 from prefixmesh.router.worker_roster import WorkerRoster
 from prefixmesh.router.workers import WorkerPool
 from prefixmesh.rpc.channel import join_address

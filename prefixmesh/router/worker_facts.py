@@ -15,7 +15,7 @@ from prefixmesh.ids import Incarnation, WorkerId
 from prefixmesh.proto.cache_counts import decode_cache_counts
 from prefixmesh.proto.cache_news import MAX_RATE_MS, check_rate
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
-from prefixmesh.router.registry import Rates, WorkerFacts
+from prefixmesh.router.worker_identity import Rates, WorkerFacts
 
 MAX_UNIX_MS: Final = 253_402_300_799_999
 """The end of the year 9999: tickets expire by a worker's clock, and theirs are 64 bits."""

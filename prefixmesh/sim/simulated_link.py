@@ -14,9 +14,9 @@ from prefixmesh.proto.cache_news import News
 from prefixmesh.proto.codec import PROTOCOL_VERSION
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.failure_kind import FailureKind, is_workers_fault
-from prefixmesh.router.registry import Rates, WorkerFacts
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.worker_health import PROBE_TIMEOUT_S
+from prefixmesh.router.worker_identity import Rates, WorkerFacts
 from prefixmesh.router.worker_view import Need
 from prefixmesh.sim.kernel import Simulation, Timer
 from prefixmesh.sim.network import Network, Stream

@@ -19,9 +19,9 @@ from prefixmesh.router.direct import TICKET_VALID_S
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.placement import RouteRequest
 from prefixmesh.router.policy import PolicyConfig
-from prefixmesh.router.registry import Expected
 from prefixmesh.router.retry_budget import RetryBudget
 from prefixmesh.router.routing import RouterCore
+from prefixmesh.router.worker_identity import Expected
 from prefixmesh.sim.fake_engine import ModelIdentity
 from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.network import Network, Stream

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from prefixmesh.router.endpoint import Endpoint
-from prefixmesh.router.registry import Rates, WorkerRegistry
+from prefixmesh.router.registry import WorkerRegistry
+from prefixmesh.router.worker_identity import Rates
 from tests.support.simulated_fleet import EXPECTED, facts
 
 A, B = Endpoint("127.0.0.1:1"), Endpoint("127.0.0.1:2")

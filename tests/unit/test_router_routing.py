@@ -10,8 +10,8 @@ from prefixmesh.errors import UnavailableError
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.placement import Placement
 from prefixmesh.router.policy import PolicyConfig
-from prefixmesh.router.registry import Rates
 from prefixmesh.router.routing import RouterCore
+from prefixmesh.router.worker_identity import Rates
 from tests.support.simulated_fleet import (
     BLOCK,
     NOW,

@@ -6,7 +6,6 @@ import pytest
 
 from prefixmesh.errors import InvalidRequestError
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
-from prefixmesh.router.registry import Rates
 from prefixmesh.router.worker_facts import (
     LEAST_TOKENS_PER_S,
     MAX_REQUESTS,
@@ -15,6 +14,7 @@ from prefixmesh.router.worker_facts import (
     MAX_UNIX_MS,
     facts_of,
 )
+from prefixmesh.router.worker_identity import Rates
 
 
 def test_measured_figures_come_through() -> None:
