@@ -219,6 +219,9 @@ class DirectPlan:
             return
         if not isinstance(error, UnavailableError | AuthenticationError):
             raise error
+        if isinstance(error, AuthenticationError):
+            # The caller is told this where nobody else is left to try, and its own credentials are good.
+            self._last_failure = UnavailableError(f"worker {self.worker} did not take the ticket: {error}")
         self._exclude.append(self.worker)
         if reached:
             self._failures += 1
