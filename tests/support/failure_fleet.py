@@ -27,6 +27,7 @@ from prefixmesh.rpc.channel import open_channel
 from prefixmesh.rpc.identity import DEFAULT_TENANT
 from prefixmesh.sim.fake_engine import ModelIdentity
 from prefixmesh.sim.fake_model import expected_answer
+from tests.support.forked_process import PRELOADED, ForkedProcess
 
 START_S: Final = 180.0
 """Far more than a process takes to begin, on a machine that is busy with others."""
@@ -51,8 +52,9 @@ class ServerProcess:
         """``host:port``, once it has announced it."""
 
         self.metrics_url = ""
-        self._command = (sys.executable, "-m", module, *arguments)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._module = module
+        self._arguments = tuple(arguments)
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     def __repr__(self) -> str:
         return f"{self.name} at {self.address}, {'running' if self.is_running else 'gone'}"
@@ -73,9 +75,13 @@ class ServerProcess:
         if self._process is not None:
             self.wait()
         port = self.address.rpartition(":")[2] or "0"
+        arguments = (*self._arguments, "--port", port)
+        if self._module in PRELOADED:
+            self._process = ForkedProcess(self._module, arguments, self.log)
+            return
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                (*self._command, "--port", port),
+                (sys.executable, "-m", self._module, *arguments),
                 stdout=subprocess.PIPE,
                 stderr=log,
                 bufsize=0,  # no line lies in a buffer, where no selector sees it
@@ -87,7 +93,7 @@ class ServerProcess:
         line = self._read_line()
         assert LISTENING in line, f"{self} said {line!r}: {self.log.read_text()[-2000:]}"
         self.address = line.split(LISTENING)[1].strip()
-        if "--metrics-port" in self._command:
+        if "--metrics-port" in self._arguments:
             self.metrics_url = self._read_line().split(METRICS)[1].strip()
 
     def start(self) -> None:
