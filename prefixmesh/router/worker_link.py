@@ -16,7 +16,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -54,6 +54,9 @@ FIRST_HEALTH_S: Final = 10.0
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 1.0
 """Pauses between rounds double from the first to this, so that a worker that comes back is seen within a second or two."""
+
+END_BY_THEMSELVES_S: Final = 1.0
+"""How long calls may go on to a worker that nobody can reach any more: far more than a busy router takes to read what has come."""
 
 GENERATE: Final = "/prefixmesh.v1.Inference/Generate"
 
@@ -172,7 +175,7 @@ class WorkerLink:
                 self._on_news()
                 if isinstance(error, UnavailableError) and not self._suspected.is_set():
                     # Not only late: nobody is there any more.
-                    self.give_up_calls(f"worker {self.endpoint} cannot be reached: {error}")
+                    self._give_up_later(f"worker {self.endpoint} cannot be reached: {error}")
             except Exception:  # a bug of ours, or a peer that is no worker: the next round may find it well
                 _log.exception("worker_link_failed endpoint=%s", self.endpoint)
                 self._core.unreachable(
@@ -182,6 +185,13 @@ class WorkerLink:
             self._suspected.clear()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _give_up_later(self, why: str) -> None:
+        """Give up the calls that run there now, unless they end by themselves. Most do: a connection that is gone ends them, and of a
+        worker that has drained the last frames are here and not read yet. What is left after a while hangs on what nobody can reach."""
+        left = list(self._calls)
+        if left:
+            asyncio.get_running_loop().call_later(END_BY_THEMSELVES_S, _give_up, left, why)
 
     async def _describe_often(self) -> None:
         while True:
@@ -252,6 +262,11 @@ class WorkerLink:
 def core_now() -> float:
     """Seconds by the clock that the core goes by."""
     return time.monotonic()
+
+
+def _give_up(calls: Iterable[WorkerCall], why: str) -> None:
+    for call in calls:
+        call.give_up(why)
 
 
 async def _first_to_fail(*endless: Coroutine[Any, Any, None]) -> None:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from prefixmesh.errors import UnavailableError
+from prefixmesh.router import worker_link
 from prefixmesh.router.worker_link import WorkerLink
 from tests.support.fake_worker import Script
 from tests.support.router_kit import Router, running_router, token_request
@@ -61,3 +62,19 @@ async def test_link_that_has_given_its_calls_up_carries_new_ones() -> None:
     async with running_router(1) as router:
         link_of(router).give_up_calls("stalled")
         assert (await router.generate(token_request([1]))).finished
+
+
+async def test_calls_at_a_worker_that_nobody_can_reach_may_end_by_themselves_before_they_are_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that has drained is gone as soon as it has sent its last frames: those that are here and not read yet are no loss."""
+    monkeypatch.setattr(worker_link, "END_BY_THEMSELVES_S", 0.05)
+    script = shut_script()
+    async with running_router(1, script=script) as router:
+        link = link_of(router)
+        running = asyncio.create_task(router.generate(token_request([1])))
+        await eventually(lambda: script.before_start.waiting == 1)
+        link._give_up_later("nobody is there")
+        assert [call.given_up for call in link._calls] == [""]
+        with pytest.raises(UnavailableError, match="nobody is there"):
+            await running
