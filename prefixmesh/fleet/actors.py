@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import ray
 
+from prefixmesh.collector import freeze_what_stays
 from prefixmesh.config import RouterConfig, WorkerConfig
 from prefixmesh.errors import PrefixmeshError, UnavailableError
 from prefixmesh.fleet.plan import LOOPBACK, Bind
@@ -142,6 +143,7 @@ class RouterActor:
         problem = await self._missing_workers(self._server, meet_workers_s) if meet_workers_s else ""
         if problem:
             return StartFailed(problem=problem, reason=UnavailableError.reason)
+        freeze_what_stays()
         self._has_started.set()
         self._serving = Serving(address=bound.address)
         return self._serving
