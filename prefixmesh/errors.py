@@ -34,7 +34,7 @@ Each class carries the gRPC status it becomes and a stable reason for ``google.r
 to this tree where they enter, with ``from``. ``assert`` is for our own bugs only.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 class PrefixmeshError(Exception):
@@ -232,3 +232,7 @@ class InvariantError(InternalError):
     """``check_invariants`` found a structure in a state it must never have; the message shows the state."""
 
     reason = "INVARIANT_BROKEN"
+
+
+LIFE_IS_OVER: Final = (OtherLifeError, EngineLostError, DeviceLostError, FrameError)
+"""With these a worker says that what was sent to it is lost with a life of it: a death, and no refusal."""

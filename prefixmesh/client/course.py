@@ -16,10 +16,8 @@ from prefixmesh.client.answer_builder import AnswerBuilder
 from prefixmesh.client.direct import DirectPlan, RouteMemory
 from prefixmesh.client.ride import Broken, Failure, Ride
 from prefixmesh.errors import (
+    LIFE_IS_OVER,
     AdapterChangedError,
-    DeviceLostError,
-    FrameError,
-    OtherLifeError,
     OverloadedError,
     StoppingError,
     UnavailableError,
@@ -145,7 +143,7 @@ class Course:
             return self._ride.broke(broken, now_s, left_s)
         error = broken.error
         assert self._memory is not None
-        is_death = isinstance(error, OtherLifeError | DeviceLostError | FrameError)
+        is_death = isinstance(error, LIFE_IS_OVER)
         if broken.failure is Failure.REFUSED and not is_death and self._lived.started_s is None:
             if not self._memory.refusals.may_retry(now_s):
                 raise UnavailableError(f"worker {plan.worker} refused this request: {error}") from error

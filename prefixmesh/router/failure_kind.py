@@ -4,14 +4,11 @@ import enum
 from typing import Final
 
 from prefixmesh.errors import (
+    LIFE_IS_OVER,
     AdapterChangedError,
     AuthenticationError,
     CancelledError,
-    DeviceLostError,
-    EngineLostError,
-    FrameError,
     InternalError,
-    OtherLifeError,
     OverloadedError,
     PrefixmeshError,
     QueueTimeoutError,
@@ -50,7 +47,7 @@ def kind_of(error: PrefixmeshError, *, is_told: bool, was_accepted: bool) -> Fai
     match error:
         case AdapterChangedError():
             return FailureKind.CHANGED
-        case OtherLifeError() | EngineLostError() | DeviceLostError() | FrameError():
+        case _ if isinstance(error, LIFE_IS_OVER):
             return FailureKind.DIED
         case UnavailableError():
             return FailureKind.REFUSED if is_told and not was_accepted else FailureKind.DIED

@@ -2,14 +2,16 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from prefixmesh.client import direct_aio, direct_blocking
+from prefixmesh.client.direct import LEAST_RETRIES
 from prefixmesh.errors import (
+    LIFE_IS_OVER,
     AdapterChangedError,
     AuthenticationError,
     CancelledError,
@@ -142,6 +144,19 @@ async def test_worker_that_refuses_is_left_for_another(
     assert (await within(client.generate("hello"))).text == ANSWER
     assert len(second.ticketed) == 1
     assert list(router.questions[1].exclude) == [first.address]
+
+
+@pytest.mark.parametrize("kind", LIFE_IS_OVER)
+async def test_a_worker_that_says_it_died_has_not_refused(
+    client: AnyClient, servers: list[FakeInference], kind: Callable[[str], PrefixmeshError]
+) -> None:
+    """However often: what may be tried again after refusals is not used up by deaths."""
+    _, first, second = servers
+    first.error_for = lambda _: kind("gone")
+    asked = 2 * LEAST_RETRIES
+    for _ in range(asked):
+        assert (await within(client.generate("hello"))).text == ANSWER
+    assert len(second.ticketed) == asked
 
 
 async def test_request_that_kills_its_workers_is_not_handed_round(
