@@ -18,6 +18,7 @@ from prefixmesh.client.ride import Broken, Failure, Ride
 from prefixmesh.errors import (
     LIFE_IS_OVER,
     AdapterChangedError,
+    InvalidRequestError,
     OverloadedError,
     StoppingError,
     UnavailableError,
@@ -110,6 +111,9 @@ class Course:
             self.plan.worker_busy(broken.error)
             self._go_on()
             return 0.0
+        if self._goes_on and isinstance(broken.error, InvalidRequestError):
+            # Whoever does not take what it is to go on from has nothing against what the caller asked.
+            raise UnavailableError(f"the answer cannot be gone on with: {broken.error}") from broken.error
         if broken.failure is Failure.CALLERS and not isinstance(broken.error, AdapterChangedError):
             raise broken.error
         if self._record.has_token:
