@@ -165,7 +165,8 @@ class AnswerRecord:
         self._has_news = False
 
     def resume(self, request: pb.GenerateRequest) -> None:
-        """Change the caller's ``request`` into one that goes on from what was told, with the seed that was told. O(tokens told).
+        """Change the caller's ``request`` into one that goes on from what was told, with the seed that was told, and is not given up for
+        waiting, since it was admitted once. O(tokens told).
 
         Raises UnavailableError when what was told has a gap, which nobody can go on from.
         """
@@ -174,6 +175,7 @@ class AnswerRecord:
             raise UnavailableError(f"the answer cannot be gone on with: {self._gap}")
         if self._started is not None:
             request.sampling.seed = self._started.seed
+            request.queue_timeout_ms = 0
         if len(branches) == 1:
             request.resumed_output = branches[0].packed
             return

@@ -330,7 +330,10 @@ def _due(prepared: Prepared, time_left_s: float | None) -> Prepared:
 
 def _branch_submits(submit: Submit, resumed: Sequence[bytes]) -> tuple[Submit, ...]:
     """The requests to the engine that answer one call: the same but for name, seed and what each goes on from, which is ``resumed``.
-    Only the first may give up waiting: what the call waits for is the prompt, which the others share once it is computed."""
+    Only the first may give up waiting: what the call waits for is the prompt, which the others share once it is computed. What goes on was
+    admitted once, and no limit of this worker ends it."""
+    if any(resumed) and not submit.queue_timeout_s:
+        submit = msgspec.structs.replace(submit, queue_timeout_s=math.inf)
     if len(resumed) == 1:
         return (msgspec.structs.replace(submit, resumed=resumed[0]),)
     seed = submit.sampling.seed

@@ -1,5 +1,6 @@
 """Answers that another worker goes on with equal those that nobody disturbed, wherever they break off: with a real (tiny) model and a fake one."""
 
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
@@ -174,3 +175,25 @@ async def test_a_router_passes_on_what_each_branch_goes_on_from() -> None:
         del asked.resumed_branches[1:]
         with pytest.raises(InvalidRequestError, match="cannot be given together with resumed_output"):
             await rest_of(router.inference.Generate(asked))
+
+
+@pytest.mark.parametrize(
+    ("resumed", "asked_ms", "limits_s"),
+    [
+        ([b"", b""], 0, [0.0, math.inf]),
+        ([b"", pack([72])], 0, [math.inf, math.inf]),
+        ([b"", pack([72])], 1500, [1.5, math.inf]),
+        ([pack([72])], 0, [math.inf]),
+    ],
+)
+async def test_what_goes_on_waits_as_long_as_it_takes(
+    resumed: list[bytes], asked_ms: int, limits_s: list[float]
+) -> None:
+    """It was admitted once: the worker's own limit (0 in the engine's terms) is not for it, only one that its caller asks for."""
+    engine = ScriptedEngine()
+    async with scripted_worker(engine) as worker:
+        asked = request(len(resumed), max_tokens=12)
+        asked.queue_timeout_ms = asked_ms
+        asked.resumed_branches.extend(resumed)
+        await rest_of(worker.inference.Generate(asked))
+    assert [command.queue_timeout_s for command in engine.submitted] == limits_s

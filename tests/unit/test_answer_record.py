@@ -126,6 +126,12 @@ def test_before_the_first_token_only_the_seed_is_kept() -> None:
     assert record.continued(delta(0, 11)) is not None
 
 
+def test_what_was_admitted_once_is_not_given_up_for_waiting() -> None:
+    """``queue_timeout_ms`` is for the first admission: the next worker's queue must not end an answer that has begun."""
+    assert resumed(told(started(), delta(0, 11)), queue_timeout_ms=50).queue_timeout_ms == 0
+    assert resumed(told(), queue_timeout_ms=50).queue_timeout_ms == 50
+
+
 def test_with_nothing_told_the_request_is_as_it_was() -> None:
     """The next attempt's start is the caller's first, and its seed the server's to draw."""
     record = AnswerRecord()
