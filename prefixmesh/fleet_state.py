@@ -100,7 +100,9 @@ def load(path: Path | None = None) -> FleetState:
     try:
         return msgspec.json.decode(data, type=FleetState)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} does not hold a fleet's state ({error}); run: prefixmesh up") from error
+        raise ConfigError(
+            f"{path} does not hold a fleet's state ({error}); if none of yours is up, remove it"
+        ) from error
 
 
 def save(state: FleetState, path: Path | None = None) -> None:

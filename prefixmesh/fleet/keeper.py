@@ -99,6 +99,7 @@ def keep_fleet(request: FleetRequest, report: Report, grace_s: float, *, outlive
         left = find_fleet()
         if left is not None and left.supervisor:
             raise ConfigError(ALREADY_UP)  # its keeper was killed, and it lives on
+        fleet_state.forget()  # what a killed keeper left of one that ended with it must not pass for this one while it starts
         request = prepare_model(check_request(request), report)
         check_adapters(request)
         with fleet_session(request, report) as session:
