@@ -24,15 +24,21 @@ def history(context: click.Context, paths: tuple[Path, ...], *, as_json: bool) -
     """Check the histories that routers have kept (`--history FILE`), and sum them up.
 
     Every request must end once, each token be passed on once and in order, every reservation be given back once. Exits with 1 when
-    anything was not so. What is open in a router's life that goes on, or that was killed, is only counted.
+    anything was not so. What is open in a router's life that goes on, or that was killed, is only counted. A file without any record is
+    no history, and proves nothing.
     """
+    from prefixmesh.errors import ConfigError
     from prefixmesh.history_check import HistoryChecker
     from prefixmesh.history_file import read_history
 
     checker = HistoryChecker()
     for path in paths:
+        records = 0
         for line in read_history(path):
             checker.take(*line)
+            records += line.record is not None
+        if not records:
+            raise ConfigError(f"history {path}: no line of it is a record")
     report = checker.finish()
     click.echo(json.dumps(as_dict(report), indent=2) if as_json else _as_text(report))
     if report.violations:

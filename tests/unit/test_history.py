@@ -270,3 +270,13 @@ def test_the_command_sums_up_and_fails_for_a_violation(tmp_path: Path) -> None:
     assert (told.exit_code, report["unread_lines"], report["violations_in_all"]) == (1, 1, 1)
     assert report["violations"][0]["lines"] == [f"{path}:18"]
     assert "violation: x: every reservation" in CliRunner().invoke(main, ["history", str(path)]).output
+
+
+@pytest.mark.parametrize("text", ["", "{}\nrequest_ended id=1\n"], ids=["empty", "another log"])
+def test_what_is_no_history_is_not_found_without_fault(tmp_path: Path, text: str) -> None:
+    """A wrong name in a script must not look like a proof."""
+    path = tmp_path / "router.log"
+    path.write_text(text)
+    told = CliRunner().invoke(main, ["history", str(path)])
+    assert told.exit_code != 0
+    assert "no violations" not in told.output
