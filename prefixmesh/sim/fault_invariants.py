@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from prefixmesh.cache.events import TierState
 from prefixmesh.cache.tier import Tier
-from prefixmesh.errors import InvariantError
+from prefixmesh.errors import CancelledError, InvariantError
 from prefixmesh.history import Asked, Ended
 from prefixmesh.history_check import HistoryChecker
 from prefixmesh.router.worker_view import Trust
@@ -22,8 +22,9 @@ from prefixmesh.sim.simulated_worker import SimulatedWorker
 if TYPE_CHECKING:
     from prefixmesh.sim.fault_run import FaultRun
 
-TYPED: Final = frozenset({"UNAVAILABLE", "OVERLOADED", "QUEUE_TIMEOUT", "DEADLINE_EXCEEDED", "CANCELLED"})
-"""What a request may end in when things go wrong: nothing that says it was malformed, or that there is a bug."""
+TYPED: Final = frozenset({"UNAVAILABLE", "OVERLOADED", "DEADLINE_EXCEEDED"})
+"""What a request may end in when things go wrong: nothing that says it was malformed, that there is a bug, or that its caller has left; only
+of one that has left it is said."""
 
 LATE_S: Final = 1e-5
 """Histories are rounded to the microsecond."""
@@ -73,7 +74,8 @@ def _of_client(client: SimulatedClient, expected: list[int]) -> Iterator[str]:
         yield f"{client!r} ended {client.ended_at - client.deadline:.3f} s after its deadline"
     if client.problem:
         yield f"{client!r}: {client.problem}"
-    if client.error is not None and client.error.reason not in TYPED:
+    may_end_in = {CancelledError.reason} if client.has_left else TYPED
+    if client.error is not None and client.error.reason not in may_end_in:
         yield f"{client!r} ended in {client.error.reason}: {client.error}"
     wanted = expected if client.error is None else expected[: len(client.tokens)]
     if client.tokens != wanted:

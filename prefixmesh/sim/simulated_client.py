@@ -63,6 +63,9 @@ class SimulatedClient:
         self.error: PrefixmeshError | None = None
         """What it ended in; None where it has its answer, or has not ended."""
 
+        self.has_left = False
+        """Whether it wanted no more; then, and only then, it may end in CANCELLED."""
+
         self.ended_at: float | None = None
         self.deadline = sim.now + timeout_s
         self._sim = sim
@@ -94,6 +97,7 @@ class SimulatedClient:
 
     def cancel(self) -> None:
         """Want it no more. Ended already: nothing happens."""
+        self.has_left = self.has_left or self.ended_at is None
         self._end(CancelledError("the caller wants no more"))
 
     def _open(self) -> None:

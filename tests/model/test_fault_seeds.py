@@ -126,6 +126,18 @@ def plant_a_retry_from_the_beginning_after_a_delta(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(simulated_request, "AnswerRecord", Careless)
 
 
+def plant_a_worker_that_aborts_what_nobody_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in thirty calls."""
+    take, calls = simulated_life.Life.take, iter(range(1 << 30))
+
+    def wayward(life: simulated_life.Life, call: simulated_life.Call) -> None:
+        take(life, call)
+        if next(calls) % 30 == 29:
+            life.abort(call.submit.request_id)
+
+    monkeypatch.setattr(simulated_life.Life, "take", wayward)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
@@ -135,6 +147,7 @@ def plant_a_retry_from_the_beginning_after_a_delta(monkeypatch: pytest.MonkeyPat
         (plant_a_lock_that_is_not_released, "pages"),
         (plant_a_worker_that_ignores_the_incarnation, "taken in by the life it was placed on"),
         (plant_a_retry_from_the_beginning_after_a_delta, "each position once, in order"),
+        (plant_a_worker_that_aborts_what_nobody_has_left, "ended in CANCELLED"),
     ],
 )
 def test_planted_bugs_are_found_within_two_hundred_seeds(
