@@ -114,7 +114,9 @@ class _OpenCall:
         self.held: deque[RequestEvent] = deque()
         """What a fault keeps from being told."""
 
-        self.place.submitted(count(call.submit.tokens) + count(call.submit.resumed))
+        self.place.submitted(
+            count(call.submit.tokens)
+        )  # as a front counts it, whatever an answer goes on from
 
 
 class Life:

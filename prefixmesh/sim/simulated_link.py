@@ -98,7 +98,7 @@ class SimulatedLink:
 
     def suspect(self, why: str) -> None:
         """A call found the worker gone: it is asked at once who is there."""
-        self._break(why, calls_know=True)
+        self._break(why, calls_go_on=True)
 
     # What its news are for (``NewsTaker``).
 
@@ -128,10 +128,10 @@ class SimulatedLink:
             if number == self._round:
                 self._on_described(told)
 
-        def give_up(why: str) -> None:
+        def give_up(why: str, *, is_late: bool = False) -> None:
             answer.leave()
             if number == self._round:
-                self._break(why)
+                self._break(why, calls_go_on=is_late)
 
         answer: Stream[Description] = open_call(
             router.network,
@@ -142,7 +142,7 @@ class SimulatedLink:
             lambda: give_up("nobody answers"),
         )
         if self._watch is None or not self._watch.is_on:
-            self._later(DESCRIBE_TIMEOUT_S, lambda: give_up("it did not say in time who it is"))
+            self._later(DESCRIBE_TIMEOUT_S, lambda: give_up("it did not say in time who it is", is_late=True))
 
     def _on_described(self, told: Description) -> None:
         router, now = self._router, self._router.sim.now
@@ -208,14 +208,15 @@ class SimulatedLink:
         )
         self._later(PROBE_TIMEOUT_S, lambda: over(f"it did not answer within {PROBE_TIMEOUT_S:g} s"))
 
-    def _break(self, why: str, *, calls_know: bool = False) -> None:
-        """The connection is of no more use: the next round begins after a pause."""
+    def _break(self, why: str, *, calls_go_on: bool = False) -> None:
+        """The connection is of no more use: the next round begins after a pause. Its calls are given up, unless they find out by themselves,
+        or all that is known is that an answer was late."""
         self._end_round()
         if self._watch is not None:
             self._watch.stop("unavailable")
         self._router.core.unreachable(self._endpoint, why)
         self._router.note_news()
-        if not calls_know:
+        if not calls_go_on:
             self.give_up_calls(f"worker {self.worker.name} cannot be reached: {why}")
         self._later(self._pause_s, self._describe)
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

@@ -12,6 +12,7 @@ from prefixmesh.router.registry import WorkerErrors
 from prefixmesh.sim.fake_engine import ModelIdentity
 from prefixmesh.sim.fleet_run import TENANT, FleetSpec, SimulatedFleet, run_trace
 from prefixmesh.sim.network import LinkQuality
+from prefixmesh.sim.simulated_link import DESCRIBE_TIMEOUT_S
 from prefixmesh.sim.simulated_router import Answered, Question
 from prefixmesh.sim.timing import TimingModel
 from prefixmesh.sim.traces import TraceRequest, read_trace
@@ -126,6 +127,19 @@ def test_a_crash_fails_what_ran_there_and_the_worker_is_used_again_when_it_is_ba
     assert ends[2].cached_tokens == 0
     assert fleet.figures(began).failed == 2
     fleet.routers[0].core.check_invariants()
+
+
+def test_an_answer_that_is_late_gives_up_no_call() -> None:
+    """As with real links: a worker that stands still when it is asked anew who it is has its calls still when it goes on."""
+    fleet = SimulatedFleet(replace(SMALL, workers=1), COST)
+    began, (worker,) = fleet.sim.now, fleet.workers.values()
+    (link,) = fleet.routers[0].life.links.values()  # type: ignore[union-attr]
+    ask(fleet, began + 0.5, list(range(200)), 50)
+    fleet.sim.call_at(began + 0.55, worker.stall)
+    fleet.sim.call_at(began + 0.56, link.suspect, "a call said so")
+    fleet.sim.call_at(began + 0.56 + 2 * DESCRIBE_TIMEOUT_S, worker.go_on)
+    fleet.run()
+    assert [(one.error, one.tokens) for one in fleet.answered] == [("", 50)]
 
 
 def test_what_cannot_be_a_fleet_is_refused() -> None:
