@@ -81,6 +81,9 @@ class Placement(msgspec.Struct, kw_only=True, eq=False, gc=False):
     incarnation: Incarnation
     """The life of the worker that the decision was about."""
 
+    spell: int
+    """The worker's (``WorkerEntry.spell``) at the decision."""
+
     is_admitted: bool = False
     """Whether the worker has begun with it."""
 
@@ -88,6 +91,11 @@ class Placement(msgspec.Struct, kw_only=True, eq=False, gc=False):
     def endpoint(self) -> Endpoint:
         """Where it goes."""
         return self.entry.endpoint
+
+    @property
+    def tells_of_now(self) -> bool:
+        """Whether what befalls the request says how the worker is now: it has been reachable and not failing ever since the decision."""
+        return self.spell == self.entry.spell
 
     @property
     def predicted_cached_tokens(self) -> int:

@@ -66,6 +66,7 @@ class WorkerEntry:
         "report",
         "row",
         "serving",
+        "spell",
         "totals",
         "unreachable",
     )
@@ -90,6 +91,10 @@ class WorkerEntry:
         self.health = WorkerHealth()
         self.ejected = False
         """Whether it is put out for failing, although its connection stands."""
+
+        self.spell = 0
+        """How often it has come or come back: another life, another connection, or well again after it was failing. What befalls a request
+        says something of the worker only in the spell in which it was sent."""
 
         self.adapters: Mapping[str, Told] = {}
         """The adapters it told of last, by name."""
@@ -200,6 +205,7 @@ class WorkerRegistry:
             entry.load = WorkerLoad(facts.incarnation)
             entry.health = WorkerHealth()
             entry.report = None
+        entry.spell += is_new_life or bool(entry.unreachable)
         is_news = (
             entry.facts is None
             or entry.facts.standing != facts.standing
@@ -255,9 +261,10 @@ class WorkerRegistry:
         entry = self._entries.get(endpoint)
         if entry is None or not entry.health.probe_ended(problem, now):
             return False
-        was_out = entry.ejected
+        was_out, is_well = entry.ejected, not entry.health.is_failing
+        entry.spell += is_well
         self._review()
-        return was_out and not entry.health.is_failing
+        return was_out and is_well
 
     def request_failed(self, endpoint: Endpoint, why: str, now: float) -> None:
         """A request ended by a worker's fault. O(1) while the worker goes on as before, else O(workers)."""

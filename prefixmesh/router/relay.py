@@ -233,8 +233,8 @@ class Relay:
         """Let the worker's link know, and the worker that may not have noticed."""
         if failure.is_silent:
             self._aborts.send(placement, request.tenant)
-        if self._core.registry.get(placement.endpoint) is not placement.entry:
-            return  # it was removed meanwhile
+        if self._core.registry.get(placement.endpoint) is not placement.entry or not placement.tells_of_now:
+            return  # it was removed meanwhile, or has come back: a slow caller finds out late what ended long ago
         link = self._pool.link(placement.endpoint)
         link.note_failure(failure.kind, str(failure.error))
         if failure.is_broken:

@@ -358,6 +358,7 @@ class RouterCore:
             routed_at=now,
             expires_at=expires_at,
             incarnation=entry.load.incarnation,
+            spell=entry.spell,
         )
         entry.totals.routed += 1
         self._placements.add(placement)

@@ -332,10 +332,11 @@ class SimulatedRequest:
         if self.is_over or placement is None:
             return
         self._leave_worker()
-        link = self._router.links[placement.endpoint]
-        link.note_failure(kind, str(error))
-        if is_broken:
-            link.suspect(str(error))
+        if placement.tells_of_now:
+            link = self._router.links[placement.endpoint]
+            link.note_failure(kind, str(error))
+            if is_broken:
+                link.suspect(str(error))
         sent = max(branch.new_tokens for branch in self._record.branches)
         step = self._attempts.failed(kind, error, now, sent_tokens=sent)
         if not isinstance(step, End):

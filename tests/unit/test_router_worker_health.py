@@ -20,7 +20,7 @@ from prefixmesh.router.worker_health import (
     SUCCESSES_IN,
     WorkerHealth,
 )
-from tests.support.simulated_fleet import EXPECTED, NOW, facts
+from tests.support.simulated_fleet import EXPECTED, NOW, facts, make_core, prompt, unique
 
 ENDPOINTS = [Endpoint(f"127.0.0.1:{port}") for port in range(1, 6)]
 
@@ -165,6 +165,47 @@ def test_another_life_begins_well() -> None:
     assert ready(registry) == [ENDPOINTS[1]], "the same life said who it is"
     registry.described(ENDPOINTS[0], facts(ENDPOINTS[0], 2))
     assert ready(registry) == ENDPOINTS[:2]
+
+
+def as_another_life(core: RouterCore, endpoint: Endpoint) -> None:
+    core.described(endpoint, facts(endpoint, 2), NOW)
+
+
+def on_another_connection(core: RouterCore, endpoint: Endpoint) -> None:
+    core.unreachable(endpoint, "connection reset")
+    core.described(endpoint, facts(endpoint), NOW)
+
+
+def well_again(core: RouterCore, endpoint: Endpoint) -> None:
+    for _ in range(FAILURES_OUT):
+        core.probe_ended(endpoint, "it did not answer", NOW)
+    for _ in range(SUCCESSES_IN):
+        core.probe_ended(endpoint, "", NOW)
+
+
+@pytest.mark.parametrize("come_back", [as_another_life, on_another_connection, well_again])
+def test_what_was_placed_before_a_worker_came_back_does_not_tell_of_now(
+    come_back: Callable[[RouterCore, Endpoint], None],
+) -> None:
+    """A caller that reads slowly comes late to the end of a stream that broke long ago."""
+    core = make_core(1)
+    placed = core.route(prompt(unique(1, 300)), NOW)
+    core.described(placed.endpoint, facts(placed.endpoint), NOW)
+    core.probe_ended(placed.endpoint, "it did not answer", NOW)
+    core.probe_ended(placed.endpoint, "", NOW)
+    told = [placed.tells_of_now]
+    come_back(core, placed.endpoint)
+    told.append(placed.tells_of_now)
+    assert told == [True, False]
+    core.health_changed(placed.endpoint, serving=True)
+    assert core.route(prompt(unique(1, 300)), NOW).tells_of_now
+
+
+def test_a_break_that_its_requests_tell_of_first_is_one_of_now() -> None:
+    core = make_core(1)
+    placed = core.route(prompt(unique(1, 300)), NOW)
+    core.unreachable(placed.endpoint, "connection reset")
+    assert placed.tells_of_now
 
 
 def test_who_comes_back_is_fed_slowly() -> None:
