@@ -71,6 +71,6 @@ class Drainer:
         if self.is_draining:
             _log.info("drain_undone who=%r running_calls=%d", self._who, len(self._calls))
             self._calls.drain(None)
+            self._undone.set()  # before anything is waited for: another drain may begin meanwhile
             await self._tell()
-            self._undone.set()
         return len(self._calls)
