@@ -232,6 +232,9 @@ class SimulatedClient:
             return
         self.ended_at, self.error = self._sim.now, error
         self._leave()
+        given_back = None if error is None or self.has_left else self._course.give_back()
+        if given_back is not None:
+            self._ask_route(given_back, lambda _: None)
         self._on_end(self)
 
     def _leave(self) -> None:

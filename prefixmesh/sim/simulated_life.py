@@ -114,9 +114,8 @@ class _OpenCall:
         self.held: deque[RequestEvent] = deque()
         """What a fault keeps from being told."""
 
-        self.place.submitted(
-            count(call.submit.tokens)
-        )  # as a front counts it, whatever an answer goes on from
+        # As a front counts it, whatever an answer goes on from.
+        self.place.submitted(count(call.submit.tokens))
 
 
 class Life:
