@@ -61,7 +61,8 @@ def kind_of(error: PrefixmeshError, *, is_told: bool, was_accepted: bool) -> Fai
             # A server that was stopped cancels what it has; whoever asks this knows that nobody here did.
             return FailureKind.DIED
         case InternalError():
-            return FailureKind.INTERNAL
+            # Every bug of a server of ours is told. What is not comes from the way there: a proxy reset the stream, or it has no end.
+            return FailureKind.INTERNAL if is_told else FailureKind.DIED
         case _:
             return FailureKind.CALLERS
 

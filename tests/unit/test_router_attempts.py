@@ -102,6 +102,7 @@ def error_of(step: Step) -> PrefixmeshError:
         (NotFoundError("no such model"), True, False, "callers"),
         (DeadlineError("too late"), False, True, "callers"),
         (InternalError("a bug"), True, True, "internal"),
+        (InternalError("RST_STREAM with error code 2"), False, True, "died"),
         (AdapterChangedError("other content"), True, False, "changed"),
     ],
     ids=str,
