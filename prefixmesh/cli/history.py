@@ -24,8 +24,8 @@ def history(context: click.Context, paths: tuple[Path, ...], *, as_json: bool) -
     """Check the histories that routers have kept (`--history FILE`), and sum them up.
 
     Every request must end once, each token be passed on once and in order, every reservation be given back once. Exits with 1 when
-    anything was not so. What is open in a router's life that goes on, or that was killed, is only counted. A file without any record is
-    no history, and proves nothing.
+    anything was not so. What is open in a router's life that goes on, or that was killed, is only counted. Direct
+    requests are attempts and reservations here, not requests. A file without any record is no history, and proves nothing.
     """
     from prefixmesh.errors import ConfigError
     from prefixmesh.history_check import HistoryChecker

@@ -66,7 +66,9 @@ _ROUTER = RouterConfig(workers=("unused:1",))
     help="Keep a router's process ready that serves within a second when the router dies.",
 )
 @click.option(
-    "--revive", is_flag=True, help="Start nothing: have the fleet that is up try again what it gave up."
+    "--revive",
+    is_flag=True,
+    help="Start nothing: have the fleet that is up try again what it gave up; `prefixmesh status` shows what becomes of it.",
 )
 @click.option(
     "--start-timeout",
