@@ -188,10 +188,10 @@ class Relay:
             attempts.has_token,
             str(failure.error),
         )
+        await self._learn_from(failure, placement, request)
         if passage.is_whole:
             await send(passage.whole_end())
             return None
-        await self._learn_from(failure, placement, request)
         return attempts.failed(failure.kind, failure.error, self._clock(), sent_tokens=passage.sent_tokens)
 
     async def _run(

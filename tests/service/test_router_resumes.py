@@ -121,6 +121,8 @@ async def test_branches_that_are_all_told_need_nobody_to_say_that_they_have_ende
         assert finished.usage.completion_tokens == 2 * TOKENS
         assert len(router.workers[0].received) == 1
         await eventually(lambda: router.loads() == [0])
+        (entry,) = router.server.core.registry
+        assert entry.health.failures == 1, "that it failed is known of the worker"
 
 
 async def test_a_worker_that_cannot_resume_branches_ends_the_answer_in_words() -> None:
