@@ -13,6 +13,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from google.protobuf.message import DecodeError
+
 from prefixmesh import tokens
 from prefixmesh.errors import UnavailableError
 from prefixmesh.proto.v1 import inference_pb2 as pb
@@ -82,10 +84,11 @@ class ToldBranch:
         return self.has_rest or self.ended is not None
 
     def add(self, delta: pb.Delta) -> None:
-        """Its next delta was told."""
-        self._ids.append(delta.token_ids)
+        """Its next delta was told. Bytes that are no whole id are left out: nobody can go on from them."""
+        new = tokens.count(delta.token_ids)
+        self._ids.append(delta.token_ids[: new * tokens.TOKEN_BYTES])
         self._texts.append(delta.text)
-        self.length += tokens.count(delta.token_ids)
+        self.length += new
         # Tokens may come without text that is certain, text without a token only where none follows.
         self.has_rest = self.has_rest or bool(delta.text and not delta.token_ids)
 
@@ -261,7 +264,10 @@ class AnswerRecord:
     def _read(self) -> None:
         frames, self._frames = self._frames, []
         for frame in frames:
-            self.told_message(pb.GenerateResponse.FromString(frame))
+            try:
+                self.told_message(pb.GenerateResponse.FromString(frame))
+            except DecodeError:  # passed on unread, and no message
+                self._gap = self._gap or "something was told that cannot be read"
 
     def _note_delta(self, delta: pb.Delta) -> None:
         branch = self._branch(delta.branch)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Final
 
 from prefixmesh.answer_record import AnswerRecord, LivedTimes
-from prefixmesh.errors import InternalError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.router.attempts import Attempts
 from prefixmesh.router.frames import FrameKind, kind_of
@@ -59,9 +58,9 @@ class Passage:
         """Whether the answer's last message was told."""
 
     @property
-    def owes_token(self) -> bool:
-        """Whether the attempt has begun to answer, and has not ended."""
-        return self._has_token and not self.is_finished
+    def owes_news(self) -> bool:
+        """Whether the attempt has begun to answer, so that its next message is due; after the last one the stream's end is."""
+        return self._has_token or self.is_finished
 
     @property
     def is_whole(self) -> bool:
@@ -91,17 +90,23 @@ class Passage:
             self._attempts.resumed_at([branch.length for branch in record.branches])
         return request.SerializeToString()
 
-    def on_first_frame(self, frame: bytes) -> bytes:
-        """Take note of a frame of the first attempt; what to send on. O(1) for one with text, O(answers) for the last."""
+    def on_first_frame(self, frame: bytes) -> bytes | None:
+        """Take note of a frame of the first attempt; what to send on, None for nothing. O(1) for one with text, O(answers) for the last.
+
+        Raises DecodeError for what is no message, where it must be read.
+        """
+        if self.is_finished:
+            return None  # nothing follows the end, whatever a worker says
         if kind_of(frame) is FrameKind.DELTA:
+            delta = pb.GenerateResponse.FromString(frame).delta if self._notes_tokens else None
             if not self._has_token:
                 self._on_first_token()
+            if delta is not None:
+                self._note(delta)
             self._record.told(frame)
-            if self._notes_tokens:
-                self._note(pb.GenerateResponse.FromString(frame).delta)
             return frame
-        self._record.told(frame)
         message = pb.GenerateResponse.FromString(frame)
+        self._record.told(frame)
         event = message.WhichOneof("event")
         if event == "started":
             self._on_started(message.started)
@@ -113,8 +118,10 @@ class Passage:
     def on_later_frame(self, frame: bytes) -> bytes | None:
         """Take note of a frame of a later attempt; what to send, None for nothing. O(its size), and O(answers) for the last.
 
-        Raises UnavailableError when it does not go on where the answer was interrupted.
+        Raises UnavailableError when it does not go on where the answer was interrupted, DecodeError for what is no message.
         """
+        if self.is_finished:
+            return None
         message = pb.GenerateResponse.FromString(frame)
         event = message.WhichOneof("event")
         if event == "started":
@@ -166,8 +173,6 @@ class Passage:
         self._attempts.first_token(now)
 
     def _on_finished(self, finished: pb.Finished) -> None:
-        if self.is_finished:
-            raise InternalError("the worker ended the stream twice")
         prepared, named = self.prepared, []
         if self._preparer.may_fill_block(prepared, finished.usage.completion_tokens):
             named = [

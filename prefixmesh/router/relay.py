@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from prefixmesh.config import DEFAULT_STREAM_IDLE_S
 from prefixmesh.errors import (
@@ -204,7 +205,7 @@ class Relay:
     ) -> _Failure | None:
         """Pass the stream on; how it failed, None when the answer is whole. Raises what is not the worker's failure."""
         watch = IdleWatch(
-            self._idle_timeout_s, lambda: stream.reads_since if passage.owes_token else None, call.cancel
+            self._idle_timeout_s, lambda: stream.reads_since if passage.owes_news else None, call.cancel
         )
         try:
             await stream.run()
@@ -223,6 +224,10 @@ class Relay:
             if isinstance(error, asyncio.CancelledError):
                 raise
             return _failure_of(error, was_accepted=attempts.was_accepted)
+        except DecodeError as error:
+            return _Failure(
+                FailureKind.DIED, UnavailableError(f"it sent what is no message of an answer ({error})")
+            )
         finally:
             watch.stop()
         if passage.is_finished:

@@ -345,3 +345,18 @@ def _attempt(order: list[int], whole: dict[int, list[int]], begun: list[int]) ->
         at[branch] += 1
     messages += [ended(branch, len(whole[branch]) - begun[branch]) for branch in range(3)]
     return [*messages, finished(len(order) - sum(begun))]
+
+
+def test_what_was_passed_on_unread_and_is_no_message_cannot_be_gone_on_from() -> None:
+    record = told(started(), delta(0, 5))
+    record.told(b"\x12\x03\xff\xff\xff")
+    assert [list(unpack(branch.packed)) for branch in record.branches] == [[5]]
+    with pytest.raises(UnavailableError, match="something was told that cannot be read"):
+        resumed(record)
+
+
+def test_half_an_id_is_none() -> None:
+    message = delta(0, 5, 6)
+    message.delta.token_ids += b"\x01\x02"
+    record = told(message, delta(2, 7))
+    assert [list(unpack(branch.packed)) for branch in record.branches] == [[5, 6, 7]]
