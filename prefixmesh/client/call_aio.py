@@ -17,7 +17,7 @@ from prefixmesh.client.direct import GIVE_BACK_TIMEOUT_S
 from prefixmesh.client.direct_aio import AsyncWorkers
 from prefixmesh.client.ride import Broken
 from prefixmesh.client.target import Target, TimeLeft
-from prefixmesh.errors import CancelledError, PrefixmeshError
+from prefixmesh.errors import CancelledError, InternalError, PrefixmeshError
 from prefixmesh.proto.v1.inference_pb2_grpc import InferenceStub
 from prefixmesh.proto.v1.router_pb2_grpc import RouterStub
 
@@ -77,6 +77,8 @@ class AsyncCall:
                     assert self._opening is not None
                     self._call = await self._opening
                 response = await self._call.read()
+                if response is None:  # so gRPC tells of a message that it could not read
+                    raise InternalError("the server sent what is no message of an answer")
                 if response is not grpc.aio.EOF:
                     ours = self._course.received(response, time.monotonic())
                     if ours is not None:

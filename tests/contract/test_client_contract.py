@@ -216,13 +216,17 @@ async def test_clients_own_timeout_counts_where_a_call_has_none(
     ids=lambda error: type(error).__name__,
 )
 async def test_servers_errors_come_back_as_themselves(
-    client: AnyClient, fake: FakeInference, error: errors.PrefixmeshError
+    client: AnyClient, fake: FakeInference, error: errors.PrefixmeshError, *, is_direct: bool
 ) -> None:
-    """Same class, same message, from streams and from unary calls."""
+    """Same class, same message, from streams and from unary calls; but a worker that refuses a ticket says nothing of its caller's key."""
     fake.error = error
-    with pytest.raises(type(error)) as caught:
-        await client.generate("hello")
-    assert str(caught.value) == str(error)
+    if is_direct and isinstance(error, errors.AuthenticationError):
+        with pytest.raises(UnavailableError, match=f"did not take the ticket: {error}"):
+            await client.generate("hello")
+    else:
+        with pytest.raises(type(error)) as caught:
+            await client.generate("hello")
+        assert str(caught.value) == str(error)
     with pytest.raises(type(error)) as caught:
         await client.tokenize("hello")
     assert str(caught.value) == str(error)
@@ -248,6 +252,16 @@ async def test_stream_that_just_stops_is_an_error(client: AnyClient, fake: FakeI
     assert (await stream.next()).text == "half"
     with pytest.raises((InternalError, UnavailableError), match=r"ended (the stream )?before"):
         await stream.next()
+
+
+async def test_a_message_that_cannot_be_read_is_an_error_of_ours(
+    client: AnyClient, fake: FakeInference
+) -> None:
+    """gRPC gives ``None`` for it in asyncio, and an error of its own elsewhere."""
+    unreadable: Any = b"\xff\xff\xff"
+    fake.events = (started(), delta(0, "half"), unreadable)
+    with pytest.raises(InternalError):
+        await within(client.generate("hello"))
 
 
 async def test_nobody_at_the_address(make_client: MakeClient) -> None:
