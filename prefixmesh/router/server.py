@@ -41,6 +41,7 @@ from prefixmesh.router.worker_roster import WorkerRoster
 from prefixmesh.router.workers import WorkerPool
 from prefixmesh.rpc.channel import join_address
 from prefixmesh.rpc.draining import Drainer
+from prefixmesh.rpc.health import HealthService
 from prefixmesh.rpc.identity import ApiKeys, is_loopback
 from prefixmesh.rpc.server import add_service, make_server
 from prefixmesh.side_thread import run_aside
@@ -94,7 +95,7 @@ class RouterServer:
         self._keys = ApiKeys.from_file(Path(config.api_keys_file)) if config.api_keys_file else None
         self._model = model
         self._router_id = secrets.token_hex(ROUTER_ID_BYTES)
-        self._health = health.aio.HealthServicer()
+        self._health = HealthService()
         self._running = RunningRequests()
         self._drainer = Drainer(self._running, "this router", self._tell_health)
         self._server: grpc.aio.Server | None = None

@@ -21,6 +21,7 @@ from prefixmesh.model_files.source import resolve_model
 from prefixmesh.proto.v1 import inference_pb2, worker_control_pb2
 from prefixmesh.rpc.channel import join_address
 from prefixmesh.rpc.draining import Drainer
+from prefixmesh.rpc.health import HealthService
 from prefixmesh.rpc.identity import is_loopback
 from prefixmesh.rpc.server import add_service, make_server
 from prefixmesh.side_thread import run_aside
@@ -107,7 +108,7 @@ class WorkerServer:
         self._stats = RecentStats(self._engine, mark=self._front_load.mark)
         self._metrics = WorkerMetrics(self._engine, self._stats)
         self._incarnation = Incarnation(secrets.randbits(64))
-        self._health = health.aio.HealthServicer()
+        self._health = HealthService()
         limits = config.engine
         self._calls = RunningCalls(
             limits.max_running_requests + limits.max_queued_requests, queue_limit=limits.max_queued_requests
