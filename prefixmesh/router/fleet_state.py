@@ -153,6 +153,7 @@ class FleetState:
                 decode_ms_each=decode_work_ms(columns, row, None, 1),
                 accepted=report.accepted,
                 prefilled=report.prefilled,
+                ended=report.ended,
             )
         )
         self.load_changed(entry)

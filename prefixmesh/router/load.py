@@ -8,15 +8,23 @@ request of ours counts from the decision to its end, whether or not a report kno
 reservation is gone (a ticket that was given back and then used, a worker that was removed and added again) counts like others':
 
     sum = (reported - our reservations among it) + our open reservations
+
+A request's end comes by its own stream, and may be here before a report that was made while it ran. Until the worker has told of that end,
+it is known as ours and over, and what it counts there is nobody's work.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import islice
+from typing import Final, NamedTuple
 
 from prefixmesh.errors import InvariantError
 from prefixmesh.ids import Incarnation, RequestId
 from prefixmesh.router.reservation import Reservation, ReservationState
+
+MAX_UNTOLD: Final = 1024
+"""Ended requests whose end a worker has not told. Reports tell within a tenth of a second; of a worker that never does, the oldest are
+forgotten."""
 
 
 class LoadSum(NamedTuple):
@@ -50,6 +58,7 @@ class LoadReport:
 
     accepted: Sequence[str] = ()
     prefilled: Sequence[str] = ()
+    ended: Sequence[str] = ()
 
 
 class WorkerLoad:
@@ -71,6 +80,8 @@ class WorkerLoad:
         # Of the claims that the last report counts, how much of them it has left at most: prefill goes on while a claim stands.
         self._left_share = 1.0
         self._others = LoadSum(0, 0.0, 0.0)
+        # Branches of requests that ended here and, as far as the worker has told, run there.
+        self._untold: dict[str, int] = {}
 
     def __repr__(self) -> str:
         others = f", others {self._others.in_flight}" if self._others.in_flight else ""
@@ -127,8 +138,10 @@ class WorkerLoad:
     def on_report(self, report: LoadReport) -> None:
         """Take over what the worker says: who of ours has come how far, and what others have there. O(ids + in_flight).
 
-        Ends are not taken over here: whoever owns the request settles its reservation before.
+        Ends settle nothing here: whoever owns the request settles its reservation before.
         """
+        for request_id in report.ended:
+            self._untold.pop(request_id, None)
         for request_id in report.accepted:
             reservation = self.get(request_id)
             if reservation is not None:
@@ -140,8 +153,7 @@ class WorkerLoad:
                 reservation.first_token()
         claimed_ms = self._reported_ms
         self._left_share = min(1.0, report.prefill_ms / claimed_ms) if claimed_ms > 0.0 else 1.0
-        ours = min(report.own_requests, self._reported) + self._reported_more
-        others = max(0, report.answers - ours)
+        others = max(0, report.answers - self._ours_among(report.own_requests))
         self._others = LoadSum(
             others, max(0.0, report.prefill_ms - claimed_ms), others * report.decode_ms_each
         )
@@ -155,6 +167,7 @@ class WorkerLoad:
     def on_opened(self) -> None:
         """A stream of reports begins: its first names everything of ours that it counts. O(in_flight)."""
         self._left_share, self._reported_ms, self._reported, self._reported_more = 1.0, 0.0, 0, 0
+        self._untold.clear()
         for reservation in self._open.values():
             reservation.is_reported = False
 
@@ -174,6 +187,10 @@ class WorkerLoad:
             self._reported -= 1
             self._reported_more -= reservation.branches - 1
         del self._open[reservation.request_id]
+        if reservation.is_reported or reservation.state is not ReservationState.RESERVED:
+            self._untold[reservation.request_id] = reservation.branches
+            if len(self._untold) > MAX_UNTOLD:
+                del self._untold[next(iter(self._untold))]
         if not self._open:
             # Sums of floats drift; an idle worker's are exactly zero.
             self._prefill_ms = self._decode_ms = self._reported_ms = 0.0
@@ -197,6 +214,15 @@ class WorkerLoad:
             raise InvariantError(f"answers are miscounted; {self!r}")
         if any(reservation.state is ReservationState.ENDED for reservation in booked):
             raise InvariantError(f"an ended reservation is still counted; {self!r}")
+
+    def _ours_among(self, own_requests: int) -> int:
+        """Answers of ours among those that a report counts, of which ``own_requests`` requests are ours. O(1) mostly."""
+        ours = min(own_requests, self._reported) + self._reported_more
+        more = own_requests - self._reported
+        if more > 0 and self._untold:
+            # Those that have ended since the report was made: the newest ends.
+            ours += sum(islice(reversed(self._untold.values()), more))
+        return ours
 
     def _count_in(self, reservation: Reservation) -> None:
         if not reservation.is_reported:

@@ -5,7 +5,7 @@ import pytest
 
 from prefixmesh.errors import DoubleReleaseError, InvariantError
 from prefixmesh.ids import Incarnation, RequestId
-from prefixmesh.router.load import LoadReport, LoadSum, WorkerLoad
+from prefixmesh.router.load import MAX_UNTOLD, LoadReport, LoadSum, WorkerLoad
 from prefixmesh.router.reservation import ReservationState
 
 A, B = RequestId("a"), RequestId("b")
@@ -18,6 +18,7 @@ def report(
     prefill_ms: float = 0.0,
     accepted: tuple[str, ...] = (),
     prefilled: tuple[str, ...] = (),
+    ended: tuple[str, ...] = (),
 ) -> LoadReport:
     return LoadReport(
         answers=answers,
@@ -26,6 +27,7 @@ def report(
         decode_ms_each=10.0,
         accepted=accepted,
         prefilled=prefilled,
+        ended=ended,
     )
 
 
@@ -206,3 +208,39 @@ def test_after_a_silence_on_one_stream_ours_are_counted_once() -> None:
     load.on_report(report(3, 1, prefill_ms=100.0, accepted=("a",)))
     assert load.total == LoadSum(3, 100.0, 1.0)
     load.check_invariants()
+
+
+def test_a_request_whose_end_is_known_before_the_worker_tells_it_is_nobodys_work() -> None:
+    """Its stream's end overtakes a report that was made while it ran. What runs there beside it is somebody's, as ever."""
+    load = WorkerLoad(Incarnation(1))
+    reservation = load.reserve(A, prefill_ms=100.0, decode_ms=20.0, branches=2)
+    reservation.first_token()
+    reservation.settle()
+    load.on_report(report(2, own=1, accepted=(A,)))
+    assert load.total == LoadSum(0, 0.0, 0.0)
+    load.on_report(report(3, own=1))
+    assert load.total.in_flight == 1
+    load.on_report(report(0, ended=(A,)))
+    load.on_report(report(2, own=1))  # it runs once more under nobody's name
+    assert load.total.in_flight == 2
+
+
+def test_a_request_that_was_given_back_unused_and_runs_all_the_same_counts_like_others() -> None:
+    load = WorkerLoad(Incarnation(1))
+    load.reserve(A, prefill_ms=100.0, decode_ms=20.0).settle()
+    load.on_report(report(1, own=1, accepted=(A,)))
+    assert load.total.in_flight == 1
+
+
+def test_ends_that_a_worker_never_tells_are_forgotten_in_the_end() -> None:
+    load = WorkerLoad(Incarnation(1))
+    for number in range(MAX_UNTOLD + 10):
+        reservation = load.reserve(RequestId(str(number)), prefill_ms=1.0, decode_ms=1.0)
+        reservation.accept()
+        reservation.settle()
+    assert len(load._untold) == MAX_UNTOLD
+    load.on_report(report(2, own=2))
+    assert load.total == LoadSum(0, 0.0, 0.0)
+    load.on_opened()
+    load.on_report(report(2, own=2))
+    assert load.total.in_flight == 2
