@@ -148,6 +148,8 @@ def test_every_error_that_a_call_may_end_in_has_an_outcome() -> None:
         "DoubleReleaseError": "internal",
         "InvariantError": "internal",
         "DeviceLostError": "unavailable",
+        "EngineLostError": "unavailable",
+        "StoppingError": "unavailable",
         "ForgedTicketError": "unauthenticated",
         "OtherLifeError": "unauthenticated",
         "ExpiredTicketError": "unauthenticated",
