@@ -31,8 +31,8 @@ SPREAD_TOKENS: Final = 512.0
 hardly believed where it is less."""
 
 MOST_OFF: Final = 4.0
-"""A step that took so many times what the curve says, or so much less, counts as if it had taken just that: a machine that stood still for a
-moment is not slow, and one that has become slow is believed within a few steps."""
+"""A step that took so many times what the curve or the mean says, or a prefill that took so much less, counts as if it had taken just that:
+a machine that stood still for a moment is not slow, and one that has become slow is believed within a few steps."""
 
 PROFILE_TOKENS: Final = 512.0
 """The prompt of the profile at start, about; and what a rate without a context is told for."""
@@ -135,4 +135,4 @@ class _Line:
 
 
 def _average(old: float, new: float, weight: float = WEIGHT) -> float:
-    return new if old == 0.0 else old + weight * (new - old)
+    return new if old == 0.0 else old + weight * (min(new, old * MOST_OFF) - old)

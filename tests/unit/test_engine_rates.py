@@ -170,3 +170,19 @@ def test_the_interval_of_tokens_counts_every_step_that_decodes() -> None:
         rates.record(prefill_tokens=400, decoding=0, elapsed_s=5.0)
     assert rates.decode_step_ms == pytest.approx(20.0)
     assert rates.token_interval_ms == pytest.approx(40.0, rel=0.05)
+
+
+def test_a_standstill_in_a_decode_step_makes_no_slow_engine() -> None:
+    """A process that was stopped for ten seconds, and has nothing to do when it goes on, would tell of it until somebody asks it again."""
+    rates = EngineRates(decode_step_ms=20.0)
+    rates.record(prefill_tokens=0, decoding=4, elapsed_s=10.0)
+    assert rates.decode_step_ms < 30.0
+    assert rates.token_interval_ms < 30.0
+
+
+def test_an_engine_that_has_become_slow_is_believed_within_a_few_steps() -> None:
+    rates = EngineRates(decode_step_ms=20.0)
+    for _ in range(30):
+        rates.record(prefill_tokens=0, decoding=4, elapsed_s=0.2)
+    assert rates.decode_step_ms > 150.0
+    assert rates.token_interval_ms > 80.0
