@@ -47,6 +47,9 @@ class Outlook(NamedTuple):
     own_ms: float
     """From then to its end: its prefill, what is loaded for it, and its expected answer."""
 
+    worker: str = ""
+    """Its name, for messages."""
+
     @property
     def end_ms(self) -> float:
         """From now to its end."""
@@ -69,28 +72,32 @@ class Overload:
     def __repr__(self) -> str:
         return f"Overload({self.refused} refused)"
 
-    def check(self, outlook: Outlook, priority: int, time_left_s: float, now: float, worker: str) -> None:
-        """Raise OverloadedError, with when to come back, where the request is not to be taken.
+    def takes(self, outlook: Outlook, priority: int, time_left_s: float, now: float) -> bool:
+        """Whether the request is to be taken. ``time_left_s`` is what its deadline leaves, infinite without one."""
+        if not self._max_wait_s or not outlook.wait_ms:
+            return True
+        bearable_ms = self._bearable_ms(outlook.own_ms, time_left_s * _MS_PER_S, priority)
+        return outlook.wait_ms <= (0.0 if self._gives_way(priority, now) else bearable_ms)
 
-        ``time_left_s`` is what its deadline leaves, infinite without one; ``worker`` the one that it would go to, for the message.
-        """
-        if not self._max_wait_s:
-            return
+    def refuse(self, outlook: Outlook, priority: int, time_left_s: float, now: float) -> OverloadedError:
+        """The error of a request that is not taken, with when to come back. Counts as a refusal, which those of lower priority feel."""
         left_ms = time_left_s * _MS_PER_S
         bearable_ms = self._bearable_ms(outlook.own_ms, left_ms, priority)
-        gives_way = priority < self._pressed_from and now < self._pressed_until
-        if outlook.wait_ms <= (0.0 if gives_way else bearable_ms):
-            return
+        gives_way = self._gives_way(priority, now)
         self.refused += 1
         if outlook.wait_ms > bearable_ms and outlook.own_ms <= left_ms:
             self._press(priority, now)
         retry_s = max(0.0, outlook.wait_ms - bearable_ms) / _MS_PER_S
         if gives_way:
             retry_s = max(retry_s, self._pressed_until - now)
-        raise OverloadedError(
-            _told(outlook, time_left_s, bearable_ms, worker, gives_way=gives_way),
+        return OverloadedError(
+            _told(outlook, time_left_s, bearable_ms, gives_way=gives_way),
             min(max(retry_s, LEAST_RETRY_S), MOST_RETRY_S),
         )
+
+    def _gives_way(self, priority: int, now: float) -> bool:
+        """Whether somebody more important was refused a moment ago."""
+        return priority < self._pressed_from and now < self._pressed_until
 
     def _bearable_ms(self, own_ms: float, left_ms: float, priority: int) -> float:
         """The longest wait with which the request is taken."""
@@ -110,8 +117,8 @@ def share_of(priority: int) -> float:
     return NORMAL_SHARE if priority == 0 else BACKGROUND_SHARE
 
 
-def _told(outlook: Outlook, time_left_s: float, bearable_ms: float, worker: str, *, gives_way: bool) -> str:
-    begins = f"worker {worker} would begin with this request in {outlook.wait_ms / _MS_PER_S:.1f} s"
+def _told(outlook: Outlook, time_left_s: float, bearable_ms: float, *, gives_way: bool) -> str:
+    begins = f"worker {outlook.worker} would begin with this request in {outlook.wait_ms / _MS_PER_S:.1f} s"
     if gives_way:
         return f"{begins}, and requests of higher priority are being refused"
     deadline = ""

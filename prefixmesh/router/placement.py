@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -101,6 +101,16 @@ class Placement(msgspec.Struct, kw_only=True, eq=False, gc=False):
     def predicted_cached_tokens(self) -> int:
         """Leading prompt tokens that the worker is expected to find cached."""
         return self.decision.terms.counted_tokens
+
+    def as_ticket(self) -> dict[str, Any]:
+        """What a history notes of it where its caller goes to the worker by a ticket: all that is known of it here."""
+        return {
+            "attempt": 1,
+            "worker": self.endpoint,
+            "incarnation": self.incarnation,
+            "reservation": self.request_id,
+            "by_ticket": True,
+        }
 
     @property
     def predicted_first_token_ms(self) -> float:

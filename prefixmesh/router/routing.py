@@ -12,7 +12,7 @@ itself is moved by the worker's reports alone.
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
-from prefixmesh.errors import AdapterChangedError, UnavailableError
+from prefixmesh.errors import AdapterChangedError
 from prefixmesh.history import NO_HISTORY, History, Placed
 from prefixmesh.ids import Fingerprint, Incarnation, RequestId
 from prefixmesh.proto.cache_news import News
@@ -23,11 +23,12 @@ from prefixmesh.router.fleet_columns import Mask
 from prefixmesh.router.fleet_state import FleetState
 from prefixmesh.router.fleet_view import FleetView
 from prefixmesh.router.matched_tokens import MatchedTokens
+from prefixmesh.router.no_candidate import no_candidate_error, why_not
 from prefixmesh.router.overload import Outlook, Overload
 from prefixmesh.router.placement import Explanation, Placement, PrefillCurve, RouteRequest
 from prefixmesh.router.placements import Placements
 from prefixmesh.router.policy import PolicyConfig, prefix_key
-from prefixmesh.router.registry import WorkerEntry, WorkerRegistry
+from prefixmesh.router.registry import WorkerRegistry
 from prefixmesh.router.sessions import Sessions
 from prefixmesh.router.slow_start import SlowStart
 from prefixmesh.router.worker_identity import Expected, WorkerFacts
@@ -202,11 +203,16 @@ class RouterCore:
         allowed, demand, newcomers = self._allowed(request, exclude), self._demand(request), self._newcomers
         if newcomers:
             allowed = newcomers.hold_back(able_rows(self.fleet.columns, allowed, demand), now)
-        decision = self._decide(request, allowed, self._matches(request), demand)
+        matches = self._matches(request)
+        decision = self._decide(request, allowed, matches, demand)
         if decision is None:
-            raise self._no_candidate_error(request, exclude)
+            raise no_candidate_error(self.registry, request, exclude)
         if time_left_s is not None and decision.terms.wait_ms:
-            self._check_wait(request, decision, time_left_s, now)
+            outlook = self._outlook(request, decision)
+            if not self._overload.takes(outlook, request.priority, time_left_s, now):
+                decision = self._decide_among_idle(request, exclude, matches, demand)
+                if decision is None:
+                    raise self._overload.refuse(outlook, request.priority, time_left_s, now)
         self._turn += decision.was_tie
         if newcomers:
             newcomers.taken(decision.row)
@@ -228,9 +234,7 @@ class RouterCore:
         candidates = [(self.fleet.at_row(one.row), one) for one in terms]
         able = {entry.endpoint for entry, _ in candidates}
         excluded = [
-            (entry, _why_not(entry, request, exclude))
-            for entry in self.registry
-            if entry.endpoint not in able
+            (entry, why_not(entry, request, exclude)) for entry in self.registry if entry.endpoint not in able
         ]
         return Explanation(
             None if decision is None else self.fleet.at_row(decision.row).endpoint, candidates, excluded
@@ -363,52 +367,26 @@ class RouterCore:
         entry.totals.routed += 1
         self._placements.add(placement)
         if expires_at is not None and self._history.is_on:
-            self._note_ticket(placement)
+            self._history.note(Placed, placement.request_id, **placement.as_ticket())
         return placement
 
-    def _note_ticket(self, placement: Placement) -> None:
-        """Whoever carries a request notes its attempts; of one that goes by a ticket only this is known."""
-        self._history.note(
-            Placed,
-            placement.request_id,
-            attempt=1,
-            worker=placement.endpoint,
-            incarnation=placement.incarnation,
-            reservation=placement.request_id,
-            by_ticket=True,
-        )
-
-    def _check_wait(self, request: RouteRequest, decision: Decision, time_left_s: float, now: float) -> None:
-        """Refuse what would come too late. O(1)."""
+    def _outlook(self, request: RouteRequest, decision: Decision) -> Outlook:
+        """When the request would be begun and ended. O(1)."""
         columns, terms = self.fleet.columns, decision.terms
         answer_ms = expected_answer_ms(columns, decision.row, request.max_tokens)
-        outlook = Outlook(terms.wait_ms, terms.first_token_ms - terms.wait_ms + answer_ms)
-        self._overload.check(
-            outlook, request.priority, time_left_s, now, self.fleet.at_row(decision.row).name
-        )
+        worker = self.fleet.at_row(decision.row).name
+        return Outlook(terms.wait_ms, terms.first_token_ms - terms.wait_ms + answer_ms, worker)
+
+    def _decide_among_idle(
+        self, request: RouteRequest, exclude: Collection[Endpoint], matches: MatchedTokens, demand: Demand
+    ) -> Decision | None:
+        """Before a request is refused: a worker where nobody waits, be it a newcomer that is held back, or one that seems so slow by a
+        measurement that waiting elsewhere was expected to be quicker. Without it, such a one is never measured again. O(rows)."""
+        columns = self.fleet.columns
+        able = able_rows(columns, self._allowed(request, exclude), demand)
+        idle = able & (columns.standing(self._policy.spill_weight).wait == 0.0)
+        decision = self._decide(request, idle, matches, demand)
+        return None if decision is None or decision.terms.wait_ms else decision
 
     def _new_id(self) -> RequestId:
         return RequestId(f"{self._draw():016x}{self._draw():016x}")
-
-    def _no_candidate_error(self, request: RouteRequest, exclude: Collection[Endpoint]) -> UnavailableError:
-        if not self.registry.ready:
-            return self.registry.no_worker_error()
-        left = [entry for entry in self.registry.ready if entry.endpoint not in exclude]
-        if not left:
-            return UnavailableError("no worker is ready that the caller has not excluded")
-        if not any(entry.has_adapter(request.adapter, request.adapter_digest) for entry in left):
-            return UnavailableError(
-                f"no worker is ready that has the adapter {shown_name(request.adapter)} and that the caller has not excluded"
-            )
-        return UnavailableError("no worker that is ready now has a context long enough for this request")
-
-
-def _why_not(entry: WorkerEntry, request: RouteRequest, exclude: Collection[Endpoint]) -> str:
-    """Why a worker could not take a request."""
-    if entry.problem:
-        return entry.problem
-    if entry.endpoint in exclude:
-        return "was excluded by the caller"
-    if not entry.has_adapter(request.adapter, request.adapter_digest):
-        return f"does not have the adapter {shown_name(request.adapter)}"
-    return f"has not the room for {request.most_tokens} tokens of prompt and answer"

@@ -21,13 +21,15 @@ from prefixmesh.router.overload import (
     share_of,
 )
 from prefixmesh.router.policy import PolicyConfig
-from prefixmesh.router.routing import RouterCore
+from prefixmesh.router.routing import GATHER_S, RouterCore
+from prefixmesh.router.worker_identity import Rates
 from tests.support.simulated_fleet import (
     NOW,
     ToldCache,
     add_ready,
     believed,
     entry_of,
+    facts,
     make_core,
     prompt,
     unique,
@@ -46,11 +48,9 @@ def refusal(
     left_s: float = NEVER,
     now: float = NOW,
 ) -> OverloadedError | None:
-    try:
-        overload.check(Outlook(wait_s * 1e3, own_s * 1e3), priority, left_s, now, "w0")
-    except OverloadedError as error:
-        return error
-    return None
+    outlook = Outlook(wait_s * 1e3, own_s * 1e3, "w0")
+    taken = overload.takes(outlook, priority, left_s, now)
+    return None if taken else overload.refuse(outlook, priority, left_s, now)
 
 
 def retry_s(error: OverloadedError | None) -> float:
@@ -172,6 +172,26 @@ def test_the_core_refuses_what_would_end_after_its_deadline() -> None:
     with pytest.raises(OverloadedError) as caught:
         busy_core().route(request, NOW, time_left_s=left_s - 1.0)
     assert caught.value.retry_after_s == pytest.approx(NORMAL_SHARE)
+
+
+def test_nobody_is_refused_while_a_worker_is_idle_that_seems_too_slow_to_be_chosen() -> None:
+    """It seemed a hundred times as slow when it was measured, so waiting elsewhere was expected to be quicker. Taken, it is measured anew."""
+    core = busy_core()
+    add_ready(core, "slow", rates=Rates(10.0, 20.0), tells=False)
+    request = prompt(unique(1, 1000), None)
+    assert core.route(request, NOW, time_left_s=NEVER).endpoint == "w0"
+    assert core.route(request, NOW, time_left_s=5.0).endpoint == "slow"
+    with pytest.raises(OverloadedError):
+        core.route(request, NOW, time_left_s=5.0)  # somebody waits there now, too
+
+
+def test_nobody_is_refused_while_a_newcomer_that_is_held_back_is_idle() -> None:
+    core = busy_core(config=PolicyConfig(slow_start_s=10.0))
+    later = NOW + GATHER_S + 1.0
+    new = add_ready(core, "new")
+    core.described(new, facts("new", 2), later)  # in another life
+    request = prompt(unique(1, 1000), None)
+    assert core.route(request, later, time_left_s=5.0).endpoint == "new"
 
 
 def test_a_callers_limit_shortens_the_answer_that_is_expected() -> None:
