@@ -113,7 +113,7 @@ class Attempts:
         resumed: Sequence[int] = (),
     ) -> None:
         """``deadline`` is by the core's clock, over all attempts; ``on_place`` is called when a ``Wait`` is over, and must not call back.
-        ``resumed`` is for the history: tokens that the caller brought along, by branch."""
+        ``resumed``: tokens that the caller brought along, by branch; with any, the request was taken once, somewhere."""
         self._core = core
         self._budget = budget
         self._request = request
@@ -264,6 +264,12 @@ class Attempts:
             return UnavailableError(f"the answer cannot be gone on with: {error}")
         return error
 
+    def _with_failure(self, error: PrefixmeshError) -> PrefixmeshError:
+        """Nobody is left to be tried: why the last worker failed says more, and why there is no other says what to do."""
+        if isinstance(self._failure, UnavailableError):
+            return UnavailableError(f"{self._failure}; nor can another take it: {error}")
+        return self._failure or error
+
     def _prepare_anew(self, error: PrefixmeshError) -> Step:
         if self._has_begun:  # what the caller was told is of the content that was there
             return self._end(UnavailableError(f"the answer cannot go on: {error}"))
@@ -277,7 +283,7 @@ class Attempts:
             return self._end(DeadlineError("the deadline passed before the request was sent to a worker"))
         name = RequestId(f"{self.request_id}.{self.number + 1}") if self.number else self.request_id
         time_left_s = None  # who was taken once is not refused for want of time, and what was told not lost
-        if not self.number:
+        if not self.number and not any(self._resumed):
             time_left_s = math.inf if self._deadline is None else self._deadline - now
         try:
             placement = self._core.route(
@@ -286,8 +292,7 @@ class Attempts:
         except AdapterChangedError as error:
             return self._prepare_anew(error)
         except PrefixmeshError as error:
-            # Where nobody else is left, why the last worker failed says more.
-            return self._end(self._failure or error)
+            return self._end(self._with_failure(error))
         self.number += 1
         self._placement = placement
         self.was_accepted = self._has_own_token = False

@@ -48,6 +48,7 @@ from prefixmesh.router.workers import WorkerPool
 from prefixmesh.rpc.status import from_rpc_error, is_told
 from prefixmesh.text.prompts import PromptBuilder
 from prefixmesh.ticket import TICKET_METADATA, Ticket, sign
+from prefixmesh.tokens import count
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class Relay:
             deadline=deadline,
             on_place=waiting.wake,
             history=self._history,
-            resumed=[len(one) // 4 for one in prepared.resumed] if self._history.is_on else (),
+            resumed=[count(one) for one in prepared.resumed],
         )
         passage = Passage(
             attempts,
