@@ -68,8 +68,8 @@ def _failure(failure: grpc.RpcError) -> Failure:
     if sent_by_server:
         refusals = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
         return Failure.REFUSED if code in refusals else Failure.CALLERS
-    if code is grpc.StatusCode.CANCELLED:
-        return Failure.DIED  # a server that is torn down resets its streams; whoever cancels here knows it
+    if code in (grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL):
+        return Failure.DIED  # a server that is torn down, or a proxy between, resets streams; whoever cancels here knows it
     if code is not grpc.StatusCode.UNAVAILABLE:
         return Failure.CALLERS
     return Failure.UNREACHED if (call.details() or "").startswith(_NOT_REACHED) else Failure.DIED
