@@ -188,9 +188,18 @@ class Attempts:
         self.outcome = FINISHED
         self._placement = None
 
-    def failed(self, kind: FailureKind, error: PrefixmeshError, now: float, *, sent_tokens: int = 0) -> Step:
+    def failed(
+        self,
+        kind: FailureKind,
+        error: PrefixmeshError,
+        now: float,
+        *,
+        sent_tokens: int = 0,
+        was_put_out: bool = False,
+    ) -> Step:
         """The attempt is over without the answer's end. ``sent_tokens`` is the longest answer that the caller has so far: whoever goes on
-        computes those with the prompt."""
+        computes those with the prompt. ``was_put_out``: the worker was given up for reasons of its own, so that nothing speaks against
+        the request."""
         placement, had_own_token = self._running, self._has_own_token
         self._sent_tokens = sent_tokens
         if self._history.is_on:
@@ -205,7 +214,7 @@ class Attempts:
             return self._end(self._as_going_on(error))
         self._failed_by[placement.endpoint] = placement.incarnation
         self._failure = _of_worker(kind, error, placement)
-        if not had_own_token:
+        if not (had_own_token or was_put_out):
             self._fruitless[kind] += 1
         if self._fruitless[kind] >= MAX_FRUITLESS or self.number >= MAX_ATTEMPTS:
             return self._end(self._failure)

@@ -64,6 +64,9 @@ class _Failure(NamedTuple):
     is_silent: bool = False
     """Whether the worker may not have noticed that nobody waits any more."""
 
+    was_put_out: bool = False
+    """Whether the link gave the worker up, with whatever ran there."""
+
 
 class Relay:
     """Sends prepared requests through the fleet."""
@@ -194,7 +197,13 @@ class Relay:
         if passage.is_whole:
             await send(passage.whole_end())
             return None
-        return attempts.failed(failure.kind, failure.error, self._clock(), sent_tokens=passage.sent_tokens)
+        return attempts.failed(
+            failure.kind,
+            failure.error,
+            self._clock(),
+            sent_tokens=passage.sent_tokens,
+            was_put_out=failure.was_put_out,
+        )
 
     async def _run(
         self,
@@ -221,7 +230,7 @@ class Relay:
                 problem = f"it has said nothing for {self._idle_timeout_s:g} s"
                 return _Failure(FailureKind.DIED, UnavailableError(problem), is_silent=True)
             if call.given_up:
-                return _Failure(FailureKind.DIED, UnavailableError(call.given_up))
+                return _Failure(FailureKind.DIED, UnavailableError(call.given_up), was_put_out=True)
             if isinstance(error, asyncio.CancelledError):
                 raise
             return _failure_of(error, was_accepted=attempts.was_accepted)

@@ -159,7 +159,7 @@ class SimulatedRequest:
 
     def given_up(self, why: str) -> None:
         """The link expects nothing more of the worker."""
-        self._failed(FailureKind.DIED, UnavailableError(why))
+        self._failed(FailureKind.DIED, UnavailableError(why), was_put_out=True)
 
     # What is to be done.
 
@@ -326,7 +326,14 @@ class SimulatedRequest:
         kind = kind_of(error, is_told=True, was_accepted=self._attempts.was_accepted)
         self._failed(kind, error, is_broken=isinstance(error, UnavailableError))
 
-    def _failed(self, kind: FailureKind, error: PrefixmeshError, *, is_broken: bool = False) -> None:
+    def _failed(
+        self,
+        kind: FailureKind,
+        error: PrefixmeshError,
+        *,
+        is_broken: bool = False,
+        was_put_out: bool = False,
+    ) -> None:
         """The attempt is over without the answer's end."""
         placement, now = self._placement, self._sim.now
         if self.is_over or placement is None:
@@ -338,7 +345,7 @@ class SimulatedRequest:
             if is_broken:
                 link.suspect(str(error))
         sent = max(branch.new_tokens for branch in self._record.branches)
-        step = self._attempts.failed(kind, error, now, sent_tokens=sent)
+        step = self._attempts.failed(kind, error, now, sent_tokens=sent, was_put_out=was_put_out)
         if not isinstance(step, End):
             self._record.interrupted()
         self._do(step)

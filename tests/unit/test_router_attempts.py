@@ -143,6 +143,17 @@ def test_no_worker_gets_a_request_again_that_it_has_failed(kind: FailureKind) ->
     assert fleet.is_clean()
 
 
+def test_workers_that_are_put_out_for_a_stall_do_not_use_up_the_deaths_of_a_request() -> None:
+    """One killed, one stopped, and the third is well: nothing says that the request has done it."""
+    fleet = Fleet(4)
+    attempts, _ = fleet.begun()
+    for _ in range(2):
+        sent(attempts.failed(DIED, GONE, NOW, was_put_out=True))
+    sent(attempts.failed(DIED, GONE, NOW))
+    attempts.close(NOW)
+    assert fleet.is_clean()
+
+
 def test_a_new_life_of_the_worker_that_failed_it_is_another_worker() -> None:
     """F23: what was decided about a life that is over is decided anew."""
     fleet = Fleet(1)
