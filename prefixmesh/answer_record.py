@@ -12,6 +12,7 @@ as what it has parsed anyway. It is not here what is tried again and where; that
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
@@ -19,7 +20,10 @@ from prefixmesh import tokens
 from prefixmesh.errors import UnavailableError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 
-_MS_PER_S = 1000.0
+MAX_COUNTED: Final = 1_000_000
+"""Interruptions of one answer that a server is believed."""
+
+_MS_PER_S: Final = 1000.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -252,7 +256,8 @@ class AnswerRecord:
             usage.cached_tokens.CopyFrom(started.cached_tokens)
         usage.completion_tokens = sum(branch.new_tokens for branch in branches)
         usage.resumed_tokens = self._resumed_tokens
-        usage.interruptions += self.interruptions  # a proxy has counted its own
+        # A proxy has counted its own, and what a worker says it has must not be more than the field holds.
+        usage.interruptions = min(max(0, usage.interruptions), MAX_COUNTED) + self.interruptions
         if self.interruptions:
             # It is about what the last worker found, and the caller is told of what the first one did.
             usage.ClearField("prefill_saved")
