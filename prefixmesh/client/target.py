@@ -69,7 +69,9 @@ def _failure(failure: grpc.RpcError) -> Failure:
         refusals = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
         return Failure.REFUSED if code in refusals else Failure.CALLERS
     if code in (grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL):
-        return Failure.DIED  # a server that is torn down, or a proxy between, resets streams; whoever cancels here knows it
+        return (
+            Failure.DIED
+        )  # a server that is torn down, or a proxy between, resets streams; whoever cancels here knows it
     if code is not grpc.StatusCode.UNAVAILABLE:
         return Failure.CALLERS
     return Failure.UNREACHED if (call.details() or "").startswith(_NOT_REACHED) else Failure.DIED
