@@ -29,7 +29,11 @@ def summary_line(answer: "Answer") -> str:
     saved = 0 if answer.prefill_saved is None else int(100 * answer.prefill_saved.total)
     if saved:
         parts.append(f"{saved} % of prefill saved")
-    return " · ".join([*parts, answer.worker_id, first])
+    parts += [answer.worker_id, first]
+    if answer.interruptions:
+        times = "once" if answer.interruptions == 1 else f"{answer.interruptions} times"
+        parts.append(f"interrupted {times}, and carried on elsewhere")
+    return " · ".join(parts)
 
 
 def answer_as_dict(answer: "Answer") -> dict[str, Any]:
@@ -45,6 +49,7 @@ def answer_as_dict(answer: "Answer") -> dict[str, Any]:
         "prefill_saved": None if answer.prefill_saved is None else dataclasses.asdict(answer.prefill_saved),
         "completion_tokens": answer.completion_tokens,
         "retokenized_tokens": answer.retokenized_tokens,
+        "interruptions": answer.interruptions,
         "first_token_ms": None if answer.first_token_s is None else round(answer.first_token_s * 1000, 3),
         "total_ms": round(answer.total_s * 1000, 3),
         "worker_timings": dataclasses.asdict(answer.timings),

@@ -1,5 +1,6 @@
 """What the command line writes about an answer."""
 
+import dataclasses
 import json
 
 import pytest
@@ -39,6 +40,13 @@ def test_summary_line_tells_what_was_saved_where_something_was(total: float, tol
     saved = pb.PrefillSavings(linear=1, attention=1, total=total)
     line = f"cached 1,152/1,204 prompt tokens{told} · worker-1 · first token 85 ms"
     assert summary_line(answer(delta(0, "a"), saved=saved)) == line
+
+
+@pytest.mark.parametrize(("interruptions", "told"), [(1, "once"), (3, "3 times")])
+def test_an_answer_that_went_on_elsewhere_says_so(interruptions: int, told: str) -> None:
+    one = dataclasses.replace(answer(delta(0, "a")), interruptions=interruptions)
+    assert summary_line(one).endswith(f" · interrupted {told}, and carried on elsewhere")
+    assert answer_as_dict(one)["interruptions"] == interruptions
 
 
 def test_summary_line_of_an_answer_without_tokens() -> None:
