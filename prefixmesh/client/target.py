@@ -22,6 +22,9 @@ _STATUS_DETAILS: Final = "grpc-status-details-bin"
 _NOT_REACHED: Final = ("failed to connect", "DNS resolution failed")
 """How gRPC's own words begin where no connection came about, so that nothing was sent."""
 
+_NOT_READ: Final = "Exception deserializing response"
+"""And where its blocking form met a message that it cannot read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

@@ -26,6 +26,12 @@ class _Failed(grpc.RpcError):
         return self._trailer
 
 
+def test_a_message_that_cannot_be_read_here_would_be_no_better_the_next_time() -> None:
+    target = make_target("127.0.0.1:1", None, None, None)
+    failed = _Failed(grpc.StatusCode.INTERNAL, "Exception deserializing response!")
+    assert target.judge(failed).failure is Failure.CALLERS
+
+
 @pytest.mark.parametrize(
     ("code", "trailer", "expected"),
     [
