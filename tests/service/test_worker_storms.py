@@ -141,7 +141,12 @@ async def check_cancels(
             assert stage.scheduler.kv.free_pages == stage.scheduler.kv.total_pages
             outcomes = stage.worker.server._metrics.calls.outcomes
             assert outcomes["internal"] == outcomes["unavailable"] == 0
-    assert set(statuses) == {"OK", "CANCELLED", "DEADLINE_EXCEEDED"}
+    # A router says at once of some deadlines that they cannot be met.
+    assert set(statuses) - {"RESOURCE_EXHAUSTED" if routed else ""} == {
+        "OK",
+        "CANCELLED",
+        "DEADLINE_EXCEEDED",
+    }
     assert outcomes["length"] >= statuses["OK"] > 0
     assert not caplog.records
     await eventually(lambda: not around.left_over())
