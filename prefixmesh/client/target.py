@@ -71,10 +71,11 @@ def _failure(failure: grpc.RpcError) -> Failure:
     if sent_by_server:
         refusals = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
         return Failure.REFUSED if code in refusals else Failure.CALLERS
+    if code is grpc.StatusCode.INTERNAL and (call.details() or "").startswith(_NOT_READ):
+        return Failure.CALLERS  # it came whole: another attempt's would be no better
     if code in (grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL):
-        return (
-            Failure.DIED
-        )  # a server that is torn down, or a proxy between, resets streams; whoever cancels here knows it
+        # A server that is torn down, or a proxy between, resets streams. Whoever cancels here knows it.
+        return Failure.DIED
     if code is not grpc.StatusCode.UNAVAILABLE:
         return Failure.CALLERS
     return Failure.UNREACHED if (call.details() or "").startswith(_NOT_REACHED) else Failure.DIED
