@@ -19,7 +19,10 @@ from tests.support.supervised_fleet import wait_until
 pytestmark = pytest.mark.cluster
 
 SETTINGS = ("--max-total-tokens", "4096", "--grace", "5")
-PROMPT = "The system policy of this shop says that a customer may return what was bought within thirty days."
+PROMPT = (
+    12 * "The system policy of this shop says that a customer may return what was bought within thirty days. "
+)
+"""Some blocks long: a router knows who has computed it, and not only which of two equal workers it would take."""
 
 
 @pytest.fixture
