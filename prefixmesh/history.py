@@ -11,6 +11,7 @@ In order, of one request that a worker failed and another carried on::
 Where no history is wanted, ``NO_HISTORY`` stands in: ``if history.is_on:`` is all that it costs on the way of a token.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Concatenate, Final, ParamSpec
 
@@ -159,7 +160,7 @@ FINISHED: Final = "finished"
 """The outcome of a request that has its whole answer."""
 
 
-class History:
+class History(ABC):
     """Takes notes. ``note`` gives a record its time; what becomes of it is the business of who inherits."""
 
     is_on: ClassVar[bool] = True
@@ -179,9 +180,9 @@ class History:
         fails for what becomes of it. O(1)."""
         self.put(event(round(self._clock(), ROUNDED), request_id, *args, **fields))
 
+    @abstractmethod
     def put(self, record: Record) -> None:
         """Keep a record."""
-        raise NotImplementedError
 
 
 class NoHistory(History):
