@@ -255,6 +255,17 @@ def test_an_answer_does_not_go_on_with_other_weights() -> None:
         record.continued(other)
 
 
+@pytest.mark.parametrize(("said", "counted"), [(2**31 - 1, 1_000_001), (-5, 1)])
+def test_a_worker_cannot_say_more_interruptions_than_can_be_told_on(said: int, counted: int) -> None:
+    record = told(started(), delta(0, 11))
+    record.interrupted()
+    end = finished(1)
+    end.finished.usage.interruptions = said
+    last = record.continued(end)
+    assert last is not None
+    assert last.finished.usage.interruptions == counted
+
+
 def test_interruptions_of_both_hops_add_up() -> None:
     """A proxy has counted those behind it."""
     record = told(started(), delta(0, 11))

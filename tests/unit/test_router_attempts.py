@@ -143,6 +143,24 @@ def test_no_worker_gets_a_request_again_that_it_has_failed(kind: FailureKind) ->
     assert fleet.is_clean()
 
 
+@pytest.mark.parametrize(("resumed", "told"), [((), 5.0), ((0, 0), 5.0), ((0, 3), None)])
+def test_only_a_request_that_was_never_taken_may_be_refused_for_its_wait(
+    resumed: tuple[int, ...], told: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that rides over a router's restart brings tokens along: refused now, they would be lost."""
+    fleet, left = Fleet(2), []
+    route = fleet.core.route
+
+    def noting(*args: Any, time_left_s: float | None = None, **more: Any) -> Placement:
+        left.append(time_left_s)
+        return route(*args, time_left_s=time_left_s, **more)
+
+    monkeypatch.setattr(fleet.core, "route", noting)
+    attempts, _ = fleet.begun(deadline=NOW + 5.0, resumed=resumed)
+    attempts.close(NOW)
+    assert left == [told]
+
+
 def test_workers_that_are_put_out_for_a_stall_do_not_use_up_the_deaths_of_a_request() -> None:
     """One killed, one stopped, and the third is well: nothing says that the request has done it."""
     fleet = Fleet(4)
