@@ -24,7 +24,7 @@ class AsyncWorkers:
         return f"AsyncWorkers({self._channels!r})"
 
     def take(self, address: str) -> grpc.aio.Channel | None:
-        """A channel for one stream; None when all places are in use."""
+        """A channel for one stream; None when all places are in use, or when the client was closed."""
         taken = self._channels.take(address)
         if taken is None:
             return None
@@ -40,4 +40,4 @@ class AsyncWorkers:
 
     async def close(self) -> None:
         """Close every connection; streams still open are cancelled."""
-        await asyncio.gather(*(channel.close() for channel in self._channels.empty()), *self._closing)
+        await asyncio.gather(*(channel.close() for channel in self._channels.close()), *self._closing)

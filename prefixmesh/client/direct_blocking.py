@@ -26,7 +26,7 @@ class Workers:
         return f"Workers({self._channels!r})"
 
     def take(self, address: str) -> grpc.Channel | None:
-        """A channel for one stream; None when all places are in use."""
+        """A channel for one stream; None when all places are in use, or when the client was closed."""
         with self.lock:
             taken = self._channels.take(address)
         if taken is None:
@@ -43,6 +43,6 @@ class Workers:
     def close(self) -> None:
         """Close every connection; streams still open are cancelled."""
         with self.lock:
-            channels = self._channels.empty()
+            channels = self._channels.close()
         for channel in channels:
             channel.close()

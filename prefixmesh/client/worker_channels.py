@@ -36,6 +36,7 @@ class WorkerChannels(Generic[ChannelT]):
         self._open_channel = open_channel
         self._limit = limit
         self._places: dict[str, _Place[ChannelT]] = {}  # the least recently taken first
+        self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._places)
@@ -45,7 +46,9 @@ class WorkerChannels(Generic[ChannelT]):
         return f"WorkerChannels({busy} in use, {len(self) - busy} idle)"
 
     def take(self, address: str) -> Taken[ChannelT] | None:
-        """A channel for one stream, to be given back by ``release``; None when every place is in use."""
+        """A channel for one stream, to be given back by ``release``; None when every place is in use, and after ``close``."""
+        if self._is_closed:
+            return None
         place, retired = self._places.pop(address, None), None
         if place is None:
             if len(self._places) >= self._limit:
@@ -65,8 +68,10 @@ class WorkerChannels(Generic[ChannelT]):
             assert place.streams > 0, "released more often than taken"
             place.streams -= 1
 
-    def empty(self) -> list[ChannelT]:
-        """Forget all channels, which the caller closes; streams that are running end with them."""
+    def close(self) -> list[ChannelT]:
+        """Forget all channels, which the caller closes; streams that are running end with them. From now on none is given: a call
+        that was just asking for its way would open a channel that nobody closes, at the address of streams that are yet to end."""
+        self._is_closed = True
         channels = [place.channel for place in self._places.values()]
         self._places.clear()
         return channels

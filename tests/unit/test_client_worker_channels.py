@@ -58,16 +58,23 @@ def test_full_of_streams_there_is_no_room() -> None:
     assert channels.take("b") == Taken("B", "A")
 
 
-def test_emptied_pool_hands_over_everything_and_forgets_late_releases() -> None:
-    """Streams that end afterwards release a place that is not theirs any more."""
+def test_releasing_twice_is_a_fault_of_the_caller() -> None:
+    """It would give up a channel that another stream uses."""
     channels = WorkerChannels(str.upper)
-    channels.take("a")
-    assert channels.empty() == ["A"]
-    channels.release("a")
     channels.take("a")
     channels.release("a")
     with pytest.raises(AssertionError):
         channels.release("a")
+
+
+def test_closed_pool_hands_over_everything_and_gives_nothing_more() -> None:
+    """A call that was asking for its way finds no channel, and streams that end afterwards release nothing."""
+    channels = WorkerChannels(str.upper)
+    channels.take("a")
+    assert channels.close() == ["A"]
+    assert channels.take("a") is None
+    channels.release("a")
+    assert channels.close() == []
 
 
 def test_worker_out_of_reach_is_avoided_for_a_while() -> None:
