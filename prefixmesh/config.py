@@ -17,6 +17,7 @@ from prefixmesh.errors import ConfigError
 PrefixCacheKind = Literal["radix", "hash", "off"]
 EvictionPolicy = Literal["lru", "lfu", "priority"]
 SchedulePolicy = Literal["lpm", "fcfs", "priority"]
+HostWritePolicy = Literal["write_through", "write_through_selective"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 AttentionBackendName = Literal["auto", "torch", "flashinfer"]
 RoutingPolicy = Literal[
@@ -75,6 +76,21 @@ class EngineConfig:
     max_total_tokens: int | None = None
     """Size of the KV pool in tokens; overrides ``mem_fraction_static``."""
 
+    hicache_ratio: float = 0.0
+    """Size of the host tier as a multiple of the KV pool on the device; 0 with no ``hicache_size`` is no host tier."""
+
+    hicache_size: float = 0.0
+    """Size of the host tier in GiB; overrides ``hicache_ratio``."""
+
+    hicache_write_policy: HostWritePolicy = "write_through"
+    """What gets a copy on the host: ``write_through`` all that is cached, ``write_through_selective`` what was asked for twice."""
+
+    disk_cache_dir: str | None = None
+    """A folder of this worker's own in which prefixes outlive it; needs a host tier. None keeps none."""
+
+    disk_cache_size: float = 10.0
+    """Most GiB of files in ``disk_cache_dir``."""
+
     max_running_requests: int = 64
     """Most requests computed together in one step."""
 
@@ -132,6 +148,7 @@ class EngineConfig:
             raise ConfigError(
                 f"max_total_tokens must hold at least one page of {size}, got {self.max_total_tokens}"
             )
+        self._check_tiers()
         self._check_adapters()
         for name in ("max_running_requests", "max_queued_requests", "max_resident_adapters"):
             if getattr(self, name) < 1:
@@ -141,6 +158,24 @@ class EngineConfig:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         if not 0 <= self.queue_timeout_s < math.inf:  # NaN, which compares false to all, is refused too
             raise ConfigError(f"queue_timeout_s must be seconds from 0 on, got {self.queue_timeout_s}")
+
+    @property
+    def has_host_tier(self) -> bool:
+        """Whether evicted KV may outlive device memory."""
+        return bool(self.hicache_ratio or self.hicache_size)
+
+    def _check_tiers(self) -> None:
+        for name in ("hicache_ratio", "hicache_size"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be a number from 0 on, got {getattr(self, name)}")
+        if self.has_host_tier and self.prefix_cache != "radix":
+            raise ConfigError(
+                f"hicache_ratio and hicache_size need prefix_cache=radix, not {self.prefix_cache}"
+            )
+        if not 0.0 < self.disk_cache_size < math.inf:
+            raise ConfigError(f"disk_cache_size must be GiB above 0, got {self.disk_cache_size}")
+        if self.disk_cache_dir is not None and not self.has_host_tier:
+            raise ConfigError("disk_cache_dir needs a host tier: give hicache_ratio or hicache_size")
 
     def _check_adapters(self) -> None:
         if self.adapters and self.adapter_root is None:

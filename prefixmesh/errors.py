@@ -28,6 +28,7 @@
     ├── UnsupportedError            UNIMPLEMENTED       no: this server does not do such a thing
     └── InternalError               INTERNAL            no: a bug of ours
         ├── DoubleReleaseError                          a lock was released twice; survived
+        ├── LoadBackError                               KV did not come to the device in time; survived: it is computed
         └── InvariantError                              a structure is in an impossible state
 
 Each class carries the gRPC status it becomes and a stable reason for ``google.rpc.ErrorInfo``; foreign errors are mapped
@@ -220,6 +221,11 @@ class UnsupportedError(PrefixmeshError):
 
 class InternalError(PrefixmeshError):
     """A bug of ours; the message is safe to show."""
+
+
+class LoadBackError(InternalError):
+    """KV that a step was to read did not come to the device, or not in time. The step is void and computed again without it; no caller
+    sees this."""
 
 
 class DoubleReleaseError(InternalError):

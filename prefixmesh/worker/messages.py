@@ -204,11 +204,21 @@ Command = EngineCommand | Shutdown
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The request entered a batch for the first time; ``cached_tokens`` of its prompt were found in the cache."""
+    """The request entered a batch for the first time, and what it could have of the cache has come."""
 
     request_id: str
     cached_tokens: int
+    """Of its prompt, on all tiers together."""
+
     queued_ms: float
+    host_tokens: int = 0
+    """Of those, what came back from the host."""
+
+    disk_tokens: int = 0
+    """Of those, what came from the disk."""
+
+    load_back_ms: float = 0.0
+    """From admission until that had come."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -280,6 +290,34 @@ class AdapterCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Weights that gave way to others'."""
 
 
+class TierCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What moved between the tiers since the start, and what lies beyond the device now. All 0 without a host tier."""
+
+    host_total_pages: int = 0
+    host_free_pages: int = 0
+    host_evictable_pages: int = 0
+    host_protected_pages: int = 0
+    """Of copies in flight, and what they or a pin protect."""
+
+    backed_up_tokens: int = 0
+    dropped_tokens: int = 0
+    """Not backed up: the queue was full, or the host had no room."""
+
+    loaded_back_tokens: int = 0
+    fetched_tokens: int = 0
+    """From the disk."""
+
+    recomputed_tokens: int = 0
+    """A lower tier had them, and they were computed: cheaper, no page for them, or a copy that failed or took too long."""
+
+    failed_copies: int = 0
+    copies_in_flight: int = 0
+    disk_tokens: int = 0
+    disk_bytes: int = 0
+    disk_written_tokens: int = 0
+    disk_bad_files: int = 0
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """State of the engine, for Describe and metrics."""
 
@@ -320,6 +358,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prefill_ms_per_token: float = 0.0
     prefill_ms_per_token2: float = 0.0
     """As measured, 0 before: the tokens from ``a`` to ``b`` of a prompt take ``first * (b - a) + second * (b**2 - a**2)``."""
+
+    load_back_ms_per_token: float = 0.0
+    """From the host to the device, as measured; 0 before, and without a host tier."""
+
+    tiers: TierCounts = TierCounts()
 
     adapters: AdapterCounts = AdapterCounts()
 

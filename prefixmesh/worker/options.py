@@ -14,6 +14,7 @@ from prefixmesh.config import (
     Dtype,
     EngineConfig,
     EvictionPolicy,
+    HostWritePolicy,
     PrefixCacheKind,
     SchedulePolicy,
 )
@@ -75,6 +76,39 @@ _OPTIONS = (
         type=int,
         default=_DEFAULTS.max_total_tokens,
         help="Size of the KV pool in tokens; overrides --mem-fraction-static.",
+    ),
+    click.option(
+        "--hicache-ratio",
+        type=float,
+        default=_DEFAULTS.hicache_ratio,
+        show_default=True,
+        help="Size of the host tier as a multiple of the KV pool; 0 with no --hicache-size is no host tier.",
+    ),
+    click.option(
+        "--hicache-size",
+        type=float,
+        default=_DEFAULTS.hicache_size,
+        show_default=True,
+        help="Size of the host tier in GiB; overrides --hicache-ratio.",
+    ),
+    click.option(
+        "--hicache-write-policy",
+        type=click.Choice(get_args(HostWritePolicy)),
+        default=_DEFAULTS.hicache_write_policy,
+        show_default=True,
+        help="What gets a copy on the host: all that is cached, or what was asked for twice.",
+    ),
+    click.option(
+        "--disk-cache-dir",
+        default=_DEFAULTS.disk_cache_dir,
+        help="A folder of this worker's own in which prefixes outlive it; needs a host tier.",
+    ),
+    click.option(
+        "--disk-cache-size",
+        type=float,
+        default=_DEFAULTS.disk_cache_size,
+        show_default=True,
+        help="Most GiB of files in --disk-cache-dir.",
     ),
     click.option(
         "--max-running-requests",

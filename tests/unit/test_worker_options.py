@@ -39,7 +39,12 @@ def test_every_field_has_its_flag() -> None:
         dtype="bfloat16",
         device="cpu",
         page_size=16,
-        prefix_cache="hash",
+        eviction_policy="lfu",
+        hicache_ratio=2.0,
+        hicache_size=1.5,
+        hicache_write_policy="write_through_selective",
+        disk_cache_dir="tiers",
+        disk_cache_size=3.0,
         mem_fraction_static=0.25,
         max_total_tokens=4096,
         max_running_requests=3,
@@ -57,7 +62,7 @@ def test_every_field_has_its_flag() -> None:
     )
     flags: list[str] = []
     for field in dataclasses.fields(EngineConfig):
-        if field.name == "eviction_policy":  # of the radix cache alone: see below
+        if field.name == "prefix_cache":  # another one has no eviction policy and no tiers: see below
             continue
         assert getattr(changed, field.name) != getattr(EngineConfig(), field.name)
         if field.name == "cuda_graphs":
@@ -68,6 +73,28 @@ def test_every_field_has_its_flag() -> None:
             continue
         flags += [f"--{field.name.replace('_', '-')}", str(getattr(changed, field.name))]
     assert parse(*flags) == changed
+
+
+def test_prefix_cache_has_its_flag() -> None:
+    """Alone: most other settings of caches are for the radix cache."""
+    assert parse("--prefix-cache", "hash") == EngineConfig(prefix_cache="hash")
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--hicache-ratio", "-1"], "hicache_ratio must be a number from 0 on"),
+        (["--hicache-size", "nan"], "hicache_size must be a number from 0 on"),
+        (["--hicache-ratio", "2", "--prefix-cache", "hash"], "need prefix_cache=radix"),
+        (["--hicache-size", "1", "--disable-radix-cache"], "need prefix_cache=radix"),
+        (["--disk-cache-dir", "tiers"], "disk_cache_dir needs a host tier"),
+        (["--disk-cache-size", "0"], "disk_cache_size must be GiB above 0"),
+    ],
+)
+def test_tiers_that_cannot_be_are_refused_at_once(flags: list[str], problem: str) -> None:
+    """Before anything is loaded, by the setting's name."""
+    with pytest.raises(ConfigError, match=problem):
+        parse(*flags)
 
 
 def test_only_the_radix_cache_has_another_eviction_policy() -> None:

@@ -148,12 +148,14 @@ class Started(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[_Union[CachedTokens, _Mapping]] = ..., namespace_digest: _Optional[str] = ..., seed: _Optional[int] = ..., routing: _Optional[_Union[Routing, _Mapping]] = ..., adapter_digest: _Optional[str] = ...) -> None: ...
 
 class CachedTokens(_message.Message):
-    __slots__ = ("device", "host")
+    __slots__ = ("device", "host", "disk")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
     device: int
     host: int
-    def __init__(self, device: _Optional[int] = ..., host: _Optional[int] = ...) -> None: ...
+    disk: int
+    def __init__(self, device: _Optional[int] = ..., host: _Optional[int] = ..., disk: _Optional[int] = ...) -> None: ...
 
 class Routing(_message.Message):
     __slots__ = ("policy", "predicted_cached_tokens", "predicted_first_token_ms")
@@ -238,16 +240,18 @@ class PrefillSavings(_message.Message):
     def __init__(self, linear: _Optional[float] = ..., attention: _Optional[float] = ..., total: _Optional[float] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queued_ms", "prefill_ms", "first_token_ms", "decode_ms")
+    __slots__ = ("queued_ms", "prefill_ms", "first_token_ms", "decode_ms", "load_back_ms")
     QUEUED_MS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
     DECODE_MS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BACK_MS_FIELD_NUMBER: _ClassVar[int]
     queued_ms: float
     prefill_ms: float
     first_token_ms: float
     decode_ms: float
-    def __init__(self, queued_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., first_token_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ...) -> None: ...
+    load_back_ms: float
+    def __init__(self, queued_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., first_token_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., load_back_ms: _Optional[float] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)

@@ -240,7 +240,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "model", "model_revision", "context_length", "page_size", "prefix_cache", "max_total_tokens", "max_running_requests", "protocol_version", "fingerprint_version", "rates", "pool", "running_requests", "queued_requests", "tokenizer_digest", "cache", "adapters", "block_size", "template_digest", "draining", "unix_ms")
+    __slots__ = ("worker_id", "incarnation", "model", "model_revision", "context_length", "page_size", "prefix_cache", "max_total_tokens", "max_running_requests", "protocol_version", "fingerprint_version", "rates", "pool", "running_requests", "queued_requests", "tokenizer_digest", "cache", "adapters", "block_size", "template_digest", "draining", "unix_ms", "host_pool", "tiers")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +263,8 @@ class DescribeResponse(_message.Message):
     TEMPLATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    HOST_POOL_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     model: str
@@ -285,7 +287,35 @@ class DescribeResponse(_message.Message):
     template_digest: str
     draining: bool
     unix_ms: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., context_length: _Optional[int] = ..., page_size: _Optional[int] = ..., prefix_cache: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., protocol_version: _Optional[int] = ..., fingerprint_version: _Optional[int] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., cache: _Optional[_Union[CacheCounts, _Mapping]] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., block_size: _Optional[int] = ..., template_digest: _Optional[str] = ..., draining: _Optional[bool] = ..., unix_ms: _Optional[int] = ...) -> None: ...
+    host_pool: PoolState
+    tiers: TierCounts
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., context_length: _Optional[int] = ..., page_size: _Optional[int] = ..., prefix_cache: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., protocol_version: _Optional[int] = ..., fingerprint_version: _Optional[int] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., cache: _Optional[_Union[CacheCounts, _Mapping]] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., block_size: _Optional[int] = ..., template_digest: _Optional[str] = ..., draining: _Optional[bool] = ..., unix_ms: _Optional[int] = ..., host_pool: _Optional[_Union[PoolState, _Mapping]] = ..., tiers: _Optional[_Union[TierCounts, _Mapping]] = ...) -> None: ...
+
+class TierCounts(_message.Message):
+    __slots__ = ("backed_up_tokens", "dropped_tokens", "loaded_back_tokens", "fetched_tokens", "recomputed_tokens", "failed_copies", "copies_in_flight", "disk_tokens", "disk_bytes", "disk_written_tokens", "disk_bad_files")
+    BACKED_UP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_BACK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_COPIES_FIELD_NUMBER: _ClassVar[int]
+    COPIES_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    DISK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_WRITTEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DISK_BAD_FILES_FIELD_NUMBER: _ClassVar[int]
+    backed_up_tokens: int
+    dropped_tokens: int
+    loaded_back_tokens: int
+    fetched_tokens: int
+    recomputed_tokens: int
+    failed_copies: int
+    copies_in_flight: int
+    disk_tokens: int
+    disk_bytes: int
+    disk_written_tokens: int
+    disk_bad_files: int
+    def __init__(self, backed_up_tokens: _Optional[int] = ..., dropped_tokens: _Optional[int] = ..., loaded_back_tokens: _Optional[int] = ..., fetched_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., failed_copies: _Optional[int] = ..., copies_in_flight: _Optional[int] = ..., disk_tokens: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., disk_written_tokens: _Optional[int] = ..., disk_bad_files: _Optional[int] = ...) -> None: ...
 
 class CacheCounts(_message.Message):
     __slots__ = ("requests", "prompt_tokens", "hit_tokens", "miss_tokens")

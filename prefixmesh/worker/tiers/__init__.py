@@ -1,0 +1,1 @@
+"""KV beyond the device's memory: what is backed up, brought back, and kept over restarts."""
