@@ -10,10 +10,11 @@ from typing import Final
 from prefixmesh.bench import operations
 from prefixmesh.bench.cache_plan import KINDS, Effort, Task, figure_of, tasks
 from prefixmesh.bench.conversations import CHATS, LONG, Talk
-from prefixmesh.bench.figures import Report, Result, ratio_of
+from prefixmesh.bench.figures import Figure, Report, ratio_of
 from prefixmesh.bench.memory import measure_memory
 from prefixmesh.bench.pauses import run_mixed
 from prefixmesh.bench.replay import Replay, replay_turns
+from prefixmesh.bench.result import Result
 from prefixmesh.bench.timing import Sample, combine
 from prefixmesh.bench.trees import Grove
 from prefixmesh.bench.yardstick import mean_yardstick, measure_yardstick
@@ -57,7 +58,7 @@ class _CacheBench:
         self._collector = collector
         self._default_thresholds = default_thresholds
         self._grove: Grove | None = None
-        self._results: list[Result] = []
+        self._results: list[Result[Figure]] = []
 
     def take(self, task: Task) -> None:
         """Measure one figure, and those that come with it."""
@@ -105,7 +106,9 @@ class _CacheBench:
         self._grove = None
         gc.collect()
 
-    def _add(self, task: Task, samples: Iterator[Sample], notes: Mapping[str, float] | None = None) -> Result:
+    def _add(
+        self, task: Task, samples: Iterator[Sample], notes: Mapping[str, float] | None = None
+    ) -> Result[Figure]:
         yardsticks = [measure_yardstick()]
         taken = []
         for sample in samples:

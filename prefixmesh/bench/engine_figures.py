@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
-from prefixmesh.bench.figures import rounded, yardstick_as_json
+from prefixmesh.bench.result import rounded, yardstick_as_json
 from prefixmesh.bench.yardstick import Yardstick, mean_yardstick
 
 Unit = Literal["s", "ms", "tokens/s", "requests"]

@@ -11,7 +11,8 @@ from prefixmesh.bench.index_fleet import BenchFleet, News, cycle_prompts, take_i
 from prefixmesh.bench.index_memory import index_bytes_per_token
 from prefixmesh.bench.index_pauses import run_mixed
 from prefixmesh.bench.index_plan import KINDS, Effort, Task, figure_of, tasks
-from prefixmesh.bench.router_figures import Report, Result
+from prefixmesh.bench.result import Result
+from prefixmesh.bench.router_figures import Figure, Report
 from prefixmesh.bench.timing import Sample, combine, time_calls
 from prefixmesh.bench.yardstick import mean_yardstick, measure_yardstick
 from prefixmesh.tokens import count
@@ -46,7 +47,7 @@ class _IndexBench:
     """The results so far, and the fleet in use: one at a time, the greatest takes half a GB."""
 
     def __init__(self, effort: Effort) -> None:
-        self.results: list[Result] = []
+        self.results: list[Result[Figure]] = []
         self._effort = effort
         self._asking: Asking | None = None
 

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, Self
 
+from prefixmesh.bench.result import Result
 from prefixmesh.bench.route_drive import generate_cost, route_cost
 from prefixmesh.bench.route_plan import NAMES, Effort, Line, figure_of, line_through
 from prefixmesh.bench.route_process import (
@@ -30,7 +31,7 @@ from prefixmesh.bench.route_prompts import (
     packed_prompts,
     route_messages,
 )
-from prefixmesh.bench.router_figures import Report, Result
+from prefixmesh.bench.router_figures import Figure, Report
 from prefixmesh.bench.timing import Sample, combine, time_calls
 from prefixmesh.bench.yardstick import mean_yardstick, measure_yardstick
 from prefixmesh.config import DEFAULT_MODEL
@@ -105,7 +106,7 @@ class _RouteBench:
     """The results so far."""
 
     def __init__(self, effort: Effort, stage: _Stage) -> None:
-        self.results: list[Result] = []
+        self.results: list[Result[Figure]] = []
         self._effort = effort
         self._stage = stage
 

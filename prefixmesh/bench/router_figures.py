@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from prefixmesh.bench.figures import Taken, yardstick_as_json
+from prefixmesh.bench.result import Result, yardstick_as_json
 from prefixmesh.bench.yardstick import Yardstick, mean_yardstick
 
 Unit = Literal["us", "ms", "bytes", "blocks/s"]
@@ -30,15 +30,10 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result(Taken[Figure]):
-    """A figure of the router, measured."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
     """One run of a bench."""
 
-    results: Sequence[Result]
+    results: Sequence[Result[Figure]]
     python: str = field(default_factory=platform.python_version)
     cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
 
@@ -53,7 +48,7 @@ class Report:
         return sum(result.met is not None for result in self.results)
 
     @property
-    def missed(self) -> list[Result]:
+    def missed(self) -> list[Result[Figure]]:
         """Figures that are not what was asked for."""
         return [result for result in self.results if result.met is False]
 
@@ -70,6 +65,6 @@ def as_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _as_dict(result: Result) -> dict[str, Any]:
+def _as_dict(result: Result[Figure]) -> dict[str, Any]:
     figure = result.figure
     return {"name": figure.name, "title": figure.title.strip(), "at": figure.at, **result.as_json()}

@@ -20,7 +20,8 @@ from prefixmesh.cli.terminal import print_note
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from prefixmesh.bench.figures import Report, Result
+    from prefixmesh.bench.figures import Figure, Report
+    from prefixmesh.bench.result import Result
 
 LEGEND: Final = """
 yardstick: comparing 12 KiB / an empty call beside the figure, and the scale they make.
@@ -87,7 +88,7 @@ def _print_table(report: "Report", *, quick: bool) -> None:
         click.echo(line)
 
 
-def _row(result: "Result") -> "list[str | Text]":
+def _row(result: "Result[Figure]") -> "list[str | Text]":
     figure, measured, yardstick = result.figure, result.measurement, result.yardstick
     unit = figure.unit.replace("us", "µs").replace("x", "×")
     others = figure.baseline

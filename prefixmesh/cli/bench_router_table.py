@@ -11,7 +11,8 @@ from prefixmesh.cli.bench_table import amount, print_table, unjudged, verdict
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from prefixmesh.bench.router_figures import Report, Result
+    from prefixmesh.bench.result import Result
+    from prefixmesh.bench.router_figures import Figure, Report
 
 
 def show(report: "Report", *, as_json: bool, check: bool, quick: bool, legend: str) -> None:
@@ -45,7 +46,7 @@ def _print(report: "Report", *, quick: bool, legend: str) -> None:
             click.echo(f"{result.figure.title.strip()}, {result.figure.at}: {_notes(result)}")
 
 
-def _row(result: "Result") -> "list[str | Text]":
+def _row(result: "Result[Figure]") -> "list[str | Text]":
     figure, measured = result.figure, result.measurement
     return [
         figure.title,
@@ -60,5 +61,5 @@ def _row(result: "Result") -> "list[str | Text]":
     ]
 
 
-def _notes(result: "Result") -> str:
+def _notes(result: "Result[Figure]") -> str:
     return ", ".join(f"{name.replace('_', ' ')} {amount(value)}" for name, value in result.notes.items())

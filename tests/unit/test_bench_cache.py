@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 from prefixmesh.bench import cache_bench
 from prefixmesh.bench.cache_plan import FULL, KINDS, NAMES, PAGE_SIZES, QUICK, Task, figure_of, tasks
 from prefixmesh.bench.figures import Figure, Report, ratio_of
-from prefixmesh.bench.figures import Result as Measured
 from prefixmesh.bench.memory import measure_memory
+from prefixmesh.bench.result import Result as Measured
 from prefixmesh.bench.timing import Measurement, Sample, combine, summarise
 from prefixmesh.bench.trees import Grove
 from prefixmesh.bench.yardstick import CALL_REFERENCE_NS, COMPARE_REFERENCE_NS, Yardstick, mean_yardstick
@@ -30,7 +30,7 @@ def measured(
     target: float | None = 8.0,
     yardstick: Yardstick = TWICE_AS_SLOW,
     longest: float | None = None,
-) -> Measured:
+) -> Measured[Figure]:
     """A figure with this median, made up."""
     figure = Figure(
         name=name,
@@ -44,11 +44,11 @@ def measured(
     return Measured(figure=figure, measurement=Measurement(median, None, longest, 1, 1), yardstick=yardstick)
 
 
-def report(results: Sequence[Measured]) -> Report:
+def report(results: Sequence[Measured[Figure]]) -> Report:
     return Report(python="3.11", cores=2, yardstick=TWICE_AS_SLOW, results=results)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, results: Sequence[Measured], *arguments: str) -> Result:
+def run(monkeypatch: pytest.MonkeyPatch, results: Sequence[Measured[Figure]], *arguments: str) -> Result:
     """``bench cache`` on made-up measurements."""
     monkeypatch.setattr(cache_bench, "run_cache_bench", lambda *_: report(results))
     return CliRunner().invoke(main, ["bench", "cache", *arguments])

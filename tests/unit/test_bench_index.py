@@ -10,8 +10,8 @@ from prefixmesh.bench import index_bench
 from prefixmesh.bench.index_asking import Asking
 from prefixmesh.bench.index_fleet import NAMESPACE, BenchFleet, News, take_in
 from prefixmesh.bench.index_plan import FULL, KINDS, NAMES, QUICK, TOGETHER, figure_of, tasks
+from prefixmesh.bench.result import Result as Measured
 from prefixmesh.bench.router_figures import Figure, Report, Unit
-from prefixmesh.bench.router_figures import Result as Measured
 from prefixmesh.bench.timing import Measurement
 from prefixmesh.bench.yardstick import CALL_REFERENCE_NS, COMPARE_REFERENCE_NS, Yardstick
 from prefixmesh.cache.events import Stored
@@ -24,7 +24,7 @@ TWICE_AS_SLOW = Yardstick(2 * COMPARE_REFERENCE_NS, 2 * CALL_REFERENCE_NS)
 
 def measured(
     median: float, *, unit: Unit = "us", target: float | None = 60.0, longest: float | None = None
-) -> Measured:
+) -> Measured[Figure]:
     """A figure with this median, made up."""
     figure = Figure(
         name="decide_4096",
@@ -38,7 +38,7 @@ def measured(
     return Measured(figure=figure, measurement=measurement, yardstick=TWICE_AS_SLOW, notes={"name_us": 3.0})
 
 
-def run(monkeypatch: pytest.MonkeyPatch, results: Sequence[Measured], *arguments: str) -> Result:
+def run(monkeypatch: pytest.MonkeyPatch, results: Sequence[Measured[Figure]], *arguments: str) -> Result:
     """``bench index`` on made-up measurements."""
     monkeypatch.setattr(index_bench, "run_index_bench", lambda *_: Report(results=results))
     return CliRunner().invoke(main, ["bench", "index", *arguments])
