@@ -115,7 +115,13 @@ class RadixCache:
         self._transfers: Transfers | None = None
         if self._host is not None:
             self._transfers = Transfers(
-                self._accounts, self._host, self._page_bytes, self._events, self._make_room, self._gained
+                self._accounts,
+                self._host,
+                self._page_bytes,
+                self._events,
+                self._make_room,
+                self._gained,
+                self._grower.part_of,
             )
 
     @property

@@ -97,15 +97,17 @@ class Transfers:
         events: EventSink,
         make_room: Callable[[Tier, int, str], PageIndices | None],
         gained: Callable[[TreeNode], None],
+        part_of: Callable[[TreeNode, int], TreeNode],
     ) -> None:
         """``make_room`` allocates pages of a tier, evicting if need be, for an owner; ``gained`` is told of every node that
-        came to the device, parents first."""
+        came to the device, parents first; ``part_of`` is ``Grower.part_of``."""
         self._accounts = accounts
         self._host = host
         self._page_bytes = page_bytes
         self._events = events
         self._make_room = make_room
         self._gained = gained
+        self._part_of = part_of
         self.in_flight: dict[Copy, None] = {}
         """All that have begun and not ended."""
         self._offloading: dict[TreeNode, Offload] = {}
@@ -177,11 +179,12 @@ class Transfers:
         self._unlock(copy.device_lock, copy.host_lock)
         self._host.allocator.free(copy.host_pages)
 
-    def begin_restore(self, match: MatchResult, owner: str = "") -> Restore | None:
-        """Bring back to the device what only the host has of a match; None when there is nothing, or when too few device
-        pages can be had. To be called in the step that matched. O(depth + pages)."""
+    def begin_restore(self, match: MatchResult, owner: str = "", tokens: int | None = None) -> Restore | None:
+        """Bring back to the device what only the host has of a match, or only the first ``tokens`` of that, cut to whole pages
+        (the node in which they end is split there); None when that is nothing, or when too few device pages can be had. To be
+        called in the step that matched. O(depth + pages)."""
         top, node = match.last_device_node, match.last_host_node
-        if not match.host_hit_length:
+        if not match.host_hit_length or (tokens is not None and tokens * TOKEN_BYTES < self._page_bytes):
             return None
         if len(self.in_flight) >= MAX_COPIES:
             self.without_room += 1
@@ -190,6 +193,9 @@ class Transfers:
         brings = sum(len(at.key) for at in path if at.host_pages and not at.pages) // TOKEN_BYTES
         if brings != match.host_hit_length or node.payer is self._accounts.gone:
             return None  # the match is not of this step: something was evicted, inserted or flushed since
+        if tokens is not None and tokens < match.host_hit_length:
+            path = self._first_of(path, match.matched_tokens * TOKEN_BYTES, tokens * TOKEN_BYTES)
+            node = path[0]
         device_lock = self._accounts.lock(top)
         host_lock = self._host.lock(node)
         host_pages = unpack_pages(b"".join([at.host_pages for at in reversed(path)]))
@@ -232,6 +238,14 @@ class Transfers:
         self._end(copy, Restore)
         self._unlock(copy.device_lock, copy.host_lock)
         self._accounts.allocator.free(copy.device_pages)
+
+    def _first_of(self, path: list[TreeNode], start: int, wanted: int) -> list[TreeNode]:
+        """Of a path that begins at byte ``start``, deepest first, the nodes of its first ``wanted`` bytes, cut to whole pages; splits
+        the node in which they end. The new path must be touched, or locked and released, next. O(depth + length of the edge)."""
+        end = start + wanted // self._page_bytes * self._page_bytes
+        first = [at for at in path if at.start * TOKEN_BYTES < end]
+        inside = end - first[0].start * TOKEN_BYTES
+        return [self._part_of(first[0], inside), *first[1:]]
 
     def _end(self, copy: Copy, kind: type[Copy]) -> TreeNode:
         node = copy.node

@@ -109,8 +109,10 @@ def plant_mixed_up_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A restore's pages arrive in another order."""
     right = Transfers.begin_restore
 
-    def begin_restore(self: Transfers, match: MatchResult, owner: str = "") -> Restore | None:
-        restore = right(self, match, owner)
+    def begin_restore(
+        self: Transfers, match: MatchResult, owner: str = "", tokens: int | None = None
+    ) -> Restore | None:
+        restore = right(self, match, owner, tokens)
         if restore is not None:
             restore.host_pages = restore.host_pages[::-1].copy()
         return restore

@@ -87,6 +87,7 @@ TIERS_DEPTH = DEPTH | {
     "a pin grew": 5,
     "a pin that held nothing came to hold something": 5,
     "a second end of a copy": 5,
+    "a part of a match was brought back": 5,
     "a split of what is being copied": 20,
     "another's pin was not removed": 5,
     "insert over what only the host has": 20,

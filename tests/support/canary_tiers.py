@@ -179,7 +179,8 @@ class TierRun:
         if old is not None:
             self.cache.release(old)
         if match.host_hit_length and self.rng.random() < 0.8:
-            restore = self.cache.transfers.begin_restore(match, visit.owner)
+            tokens = self.rng.choice((None, self.rng.randint(0, match.host_hit_length)))
+            restore = self.cache.transfers.begin_restore(match, visit.owner, tokens)
             self.counts["restores without room"] += restore is None
             if restore is not None:
                 visit.waiting = True

@@ -144,8 +144,11 @@ class TierMachine(CacheMachine):
     @precondition(lambda self: self.only_on_host())
     @rule(data=st.data())
     def restore(self, data: st.DataObject) -> None:
-        """Something that only the host has is brought back."""
-        self.begin_restore(prompt_of(data.draw(st.sampled_from(sorted(self.only_on_host())))))
+        """Something that only the host has is brought back, or the front of it."""
+        prompt = prompt_of(data.draw(st.sampled_from(sorted(self.only_on_host()))))
+        tokens = data.draw(st.sampled_from([None, 1, self.unit, 2 * self.unit + 1]))
+        begun = self.begin_restore(prompt, tokens=tokens)
+        self.note("a part of a match was brought back", begun and tokens is not None)
 
     @precondition(lambda self: self.jobs)
     @rule(
@@ -415,13 +418,16 @@ class TierMachine(CacheMachine):
         """Have what the host lacks of a prompt, which ends at this node, copied there."""
         self.begin_copy(Tier.DEVICE, prompt, lambda: self.cache.transfers.begin_offload(node))
 
-    def begin_restore(self, prompt: Prompt, then: Prompt | None = None) -> bool:
-        """Match, and have what only the host holds brought back; False when there is nothing, or no room for it."""
+    def begin_restore(self, prompt: Prompt, then: Prompt | None = None, tokens: int | None = None) -> bool:
+        """Match, and have what only the host holds brought back, or so many tokens of it; False when there is nothing, or no room."""
         self.make_way()
         result = self.checked_match(prompt)
-        found = prompt.upto(result.matched_tokens + result.host_hit_length)
+        brought = result.host_hit_length
+        if tokens is not None:
+            brought = min(brought, tokens // self.unit * self.unit)
+        found = prompt.upto(result.matched_tokens + brought)
         transfers, owner = self.cache.transfers, self.owner
-        return self.begin_copy(Tier.HOST, found, lambda: transfers.begin_restore(result, owner), then)
+        return self.begin_copy(Tier.HOST, found, lambda: transfers.begin_restore(result, owner, tokens), then)
 
     def make_way(self) -> None:
         """A worker's queue is bounded: the oldest copy arrives before too many are on their way."""

@@ -11,17 +11,18 @@ from tests.support.cache_kit import as_pages, key_of, take
 
 
 class Tree:
-    """A tree of one-token pages with a host tier."""
+    """A tree with a host tier."""
 
-    def __init__(self, device: int = 30, host: int = 30) -> None:
+    def __init__(self, device: int = 30, host: int = 30, page_size: int = 1) -> None:
         self.device, self.host = PageAllocator(device), PageAllocator(host)
-        self.cache = RadixCache(self.device, 1, RadixOptions(host=self.host, block_size=2))
+        self.cache = RadixCache(self.device, page_size, RadixOptions(host=self.host, block_size=2))
         self.now = 0.0
 
     def put(self, *tokens: int) -> list[int]:
         """Insert a prompt computed into pages of its own; returns the pages that hold it."""
         self.now += 1
-        result = self.cache.insert(key_of(tokens), take(self.device, len(tokens)), self.now)
+        pages = take(self.device, len(tokens) // self.cache.page_size)
+        result = self.cache.insert(key_of(tokens), pages, self.now)
         self.check()
         return [int(page) for page in result.device_indices]
 
@@ -171,6 +172,42 @@ def test_a_restore_brings_the_match_back() -> None:
     tree.check()
     match = tree.match(1, 2, 3, 9)
     assert match.device_indices.tolist() == copy.device_pages.tolist()
+    tree.check_at_rest()
+
+
+@pytest.mark.parametrize(("tokens", "brings"), [(1, 1), (3, 3), (4, 4), (9, 4)])
+def test_a_part_of_what_the_host_has_can_be_brought_back(tokens: int, brings: int) -> None:
+    """The useful front; the edge is split where it ends, and what lies behind it stays on the host."""
+    tree = Tree()
+    tree.demote(1, 2, 3, 4)
+    copy = tree.cache.transfers.begin_restore(tree.match(1, 2, 3, 4), tokens=tokens)
+    assert copy is not None
+    tree.check()
+    assert tree.cache.host_protected_pages == len(copy.host_pages) == brings
+    assert tree.cache.evict_host(30) == 4 - brings, "only what is brought back is locked"
+    tree.cache.transfers.finish_restore(copy)
+    tree.check()
+    match = tree.match(1, 2, 3, 4)
+    assert (match.device_indices.tolist(), match.host_hit_length) == (copy.device_pages.tolist(), 0)
+    tree.check_at_rest()
+
+
+def test_a_part_is_counted_from_where_the_device_ends() -> None:
+    """Also where the path beyond it is in several nodes; what is short of a page is left where it is."""
+    tree = Tree(page_size=2)
+    tree.demote(*range(10))
+    tree.match(*range(6))
+    tree.put(0, 1)
+    copies = tree.cache.transfers
+    assert copies.begin_restore(tree.match(*range(10)), tokens=0) is None
+    assert copies.begin_restore(tree.match(*range(10)), tokens=1) is None
+    assert tree.cache.host_protected_pages == 0
+    copy = copies.begin_restore(tree.match(*range(10)), tokens=7)
+    assert copy is not None
+    assert (copy.start, len(copy.device_pages)) == (2, 3)
+    copies.finish_restore(copy)
+    tree.check()
+    assert tree.found(*range(10)) == (8, 2)
     tree.check_at_rest()
 
 
