@@ -25,6 +25,9 @@ Chains = npt.NDArray[np.uint64]
 CHOSEN_LOGIT: Final = 1e4
 """Of the one token that is the answer, where all others have 0: no temperature, penalty or bias within their limits makes up for it."""
 
+LAYERS: Final = 4
+"""Of the fake model, where it is told which layer's KV has come: a token's number is so many pieces of 16 bits."""
+
 _BASE: Final = 0x9E3779B97F4A7C15
 """Of the polynomial that a prefix's number is. Odd, so that it can be divided by, modulo 2**64, and order counts."""
 
@@ -41,6 +44,23 @@ class EngineTime(Protocol):
 
     def pass_until(self, when: float) -> None:
         """Return when it is ``when``, at once if that is past."""
+        ...
+
+
+class Arrivals(Protocol):
+    """What brings KV while a step computes: ``FakeMover``."""
+
+    @property
+    def expects(self) -> bool:
+        """Whether this step reads what is being brought."""
+        ...
+
+    def catch_up(self) -> None:
+        """Copy what was due by now."""
+        ...
+
+    def await_layer(self, layer: int) -> None:
+        """See ``Mover.await_layer``."""
         ...
 
 
@@ -80,15 +100,44 @@ class FakeRunner:
         self.delay_ms: Callable[[], float] = _no_delay
         """Asked before every step what to add to it: a fault."""
 
+        self.arrivals: Arrivals | None = None
+        """None where nothing brings KV."""
+
+    @property
+    def kv(self) -> Chains:
+        """The pool itself: a number for each slot."""
+        return self._kv
+
     def forward(self, plan: BatchPlan) -> torch.Tensor:
-        """Write the new tokens' KV, let the step's time pass, and return logits [R, vocab] float32."""
-        began, delay_ms = self._time.now(), self.delay_ms()
+        """Write the new tokens' KV, let the step's time pass, and return logits [R, vocab] float32. Raises LoadBackError, with nothing
+        written, when KV that it was to read did not come."""
+        began, step_s = (
+            self._time.now(),
+            (self._timing.plan_ms(plan, self._page_size) + self.delay_ms()) / 1e3,
+        )
+        if self._is_to_wait():
+            began, step_s = self._up_to_the_last_layer(step_s), step_s / LAYERS
         chosen = self._answers(plan)
         logits = np.zeros((len(chosen), self._vocab_size), dtype=np.float32)
         logits[np.arange(len(chosen)), chosen] = CHOSEN_LOGIT
-        step_ms = self._timing.plan_ms(plan, self._page_size) + delay_ms
-        self._time.pass_until(began + step_ms / 1e3)
+        self._time.pass_until(began + step_s)
         return torch.from_numpy(logits)
+
+    def _is_to_wait(self) -> bool:
+        if self.arrivals is None:
+            return False
+        self.arrivals.catch_up()  # what was copied before this step lies there before it writes
+        return self.arrivals.expects
+
+    def _up_to_the_last_layer(self, step_s: float) -> float:
+        """Compute all layers but the last, each once its KV has come; returns when the last layer's has come. A number is of all layers, so
+        it can be read then, and not before."""
+        assert self.arrivals is not None
+        for layer in range(LAYERS):
+            self.arrivals.await_layer(layer)
+            if layer < LAYERS - 1:
+                self._time.pass_until(self._time.now() + step_s / LAYERS)
+        return self._time.now()
 
     def _answers(self, plan: BatchPlan) -> list[int]:
         step = self._scheduler.step

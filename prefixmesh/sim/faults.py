@@ -13,6 +13,8 @@ As JSON::
 | `silence` | nothing is told of the cache and the load; requests are served |
 | `refuse` | the worker lives, and no request is taken in: each ends in ``status``, ``RESOURCE_EXHAUSTED`` or ``UNAVAILABLE``, at once |
 | `stall_stream` | requests are taken in and told of up to ``amount`` tokens (0: of ``Started`` alone); what comes after waits until it is over |
+| `copy_delay` | every copy between the device and the host that begins takes ``amount`` milliseconds more |
+| `copy_fail` | every copy between the device and the host that begins fails |
 | `stall` | the worker stands still, as after SIGSTOP: it does and answers nothing, and loses nothing. Simulated only |
 | `clock` | the worker's clock is ``amount`` seconds ahead (behind where it is negative). Simulated only |
 
@@ -48,6 +50,8 @@ class FaultKind(enum.Enum):
     SILENCE = "silence"
     REFUSE = "refuse"
     STALL_STREAM = "stall_stream"
+    COPY_DELAY = "copy_delay"
+    COPY_FAIL = "copy_fail"
     STALL = "stall"
     CLOCK = "clock"
 
@@ -93,6 +97,8 @@ class FaultsNow(NamedTuple):
     stream_stops_at: float = math.inf
     """No more tokens of an answer than this are told of for now."""
 
+    copy_delay_ms: float = 0.0
+    copies_fail: bool = False
     stalled: bool = False
     """Known to the worker alone: one that is restarted stands still no longer."""
 
@@ -138,6 +144,8 @@ class FaultScript:
             stream_stops_at=min(
                 (fault.amount for fault in active if fault.kind is FaultKind.STALL_STREAM), default=math.inf
             ),
+            copy_delay_ms=_total(active, FaultKind.COPY_DELAY),
+            copies_fail=FaultKind.COPY_FAIL in kinds,
             clock_ahead_s=_total(active, FaultKind.CLOCK),
         )
 

@@ -7,11 +7,13 @@ for each who decodes reads all its KV::
                    + sum over decoding sequences of (decode_ms_per_sequence + kv tokens * decode_ms_per_kv_token)
 
 So a prefill from ``a`` to ``b`` takes ``prefill_ms_per_token * (b - a) + prefill_ms_per_token2 * (b**2 - a**2)``, less a token's bend: the
-curve that workers measure and report, by the same names.
+curve that workers measure and report, by the same names. KV that is copied between the device and the host takes its time beside the steps
+(``fake_mover``), in proportion to its tokens.
 
 Sums and not the larger of them: a real step overlaps some of it, never all. The profiles below are by arithmetic from a roofline and
 are not measured: half of a card's 990 TFLOP/s (bf16) and half of its 3.35 TB/s reached, two operations per parameter and token, and
-``4 * layers * attention width`` per token and token before it, half of which is the curve's part.
+``4 * layers * attention width`` per token and token before it, half of which is the curve's part. Copies: half of the 64 GB/s which 16
+lanes of PCI Express 5 carry each way, as the data sheet of the card tells (128 GB/s both ways together).
 """
 
 import math
@@ -37,6 +39,11 @@ class TimingModel:
 
     decode_ms_per_sequence: float = 0.0
     decode_ms_per_kv_token: float = 0.0
+    load_back_ms_per_token: float = 0.0
+    """Of KV that is copied from the host to the device, or from a buffer."""
+
+    offload_ms_per_token: float = 0.0
+    """Of KV that is copied from the device to the host."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -72,6 +79,8 @@ H100_8B: Final = TimingModel(
     prefill_ms_per_token2=0.53e-6,
     decode_ms_per_sequence=0.0323,
     decode_ms_per_kv_token=7.8e-5,
+    load_back_ms_per_token=4.1e-3,
+    offload_ms_per_token=4.1e-3,
 )
 """A model of 8 billion parameters in bfloat16 on one H100: 32 layers, attention 4,096 wide, 128 KiB of KV a token."""
 
@@ -81,11 +90,18 @@ H100X2_70B: Final = TimingModel(
     prefill_ms_per_token2=1.325e-6,
     decode_ms_per_sequence=0.1414,
     decode_ms_per_kv_token=9.8e-5,
+    load_back_ms_per_token=5.1e-3,
+    offload_ms_per_token=5.1e-3,
 )
-"""A model of 70 billion parameters in bfloat16 on two H100: 80 layers, attention 8,192 wide, 320 KiB of KV a token. By the same
-arithmetic, with what the two cards have to tell each other left out."""
+"""A model of 70 billion parameters in bfloat16 on two H100: 80 layers, attention 8,192 wide, 320 KiB of KV a token, of which
+either card copies half over lanes of its own. By the same arithmetic, with what the two cards have to tell each other left out."""
 
 QUICK: Final = TimingModel(
-    step_ms=2.0, prefill_ms_per_token=0.02, prefill_ms_per_token2=0.5e-6, decode_ms_per_sequence=0.05
+    step_ms=2.0,
+    prefill_ms_per_token=0.02,
+    prefill_ms_per_token2=0.5e-6,
+    decode_ms_per_sequence=0.05,
+    load_back_ms_per_token=2e-3,
+    offload_ms_per_token=2e-3,
 )
 """Of no model: short steps, so that a test of processes is over soon and a long prompt is still seen to take its time."""

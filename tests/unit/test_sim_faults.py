@@ -35,6 +35,15 @@ def test_the_first_refusal_and_the_shortest_stream_hold() -> None:
     assert [script.at(at).stream_stops_at for at in (0.5, 3.0)] == [2.0, 4.0]
 
 
+def test_copies_are_slow_and_fail_while_they_are_told_to() -> None:
+    script = parse_faults(
+        b"""[{"kind": "copy_delay", "amount": 5}, {"kind": "copy_delay", "amount": 7, "for_s": 1},
+        {"kind": "copy_fail", "at_s": 1}]"""
+    )
+    seen = [(script.at(at).copy_delay_ms, script.at(at).copies_fail) for at in (0.5, 1.5)]
+    assert seen == [(12.0, False), (5.0, True)]
+
+
 def test_no_script_is_no_fault() -> None:
     assert parse_faults(b"").at(0.0) == parse_faults(b"[]").at(0.0) == NO_FAULTS
 
