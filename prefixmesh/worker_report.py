@@ -15,7 +15,7 @@ class PagePool:
     """Cached and not in use."""
 
     protected_pages: int = 0
-    """Cached, and locked by a running request or kept by its payer's floor."""
+    """Cached, and locked by a running request, a pin or a copy on its way, or kept by its payer's floor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,9 @@ class WorkerReport:
 
     summary: CacheSummary
     device_pool: PagePool = PagePool()
+    host_pool: PagePool | None = None
+    """None from a worker without a host tier: what its device gives up is gone."""
+
     running_requests: int = 0
     queued_requests: int = 0
     uncached_tokens: int = 0

@@ -20,6 +20,6 @@ def decode_cache_counts(message: worker_control_pb2.CacheCounts) -> LedgerRow:
     return LedgerRow(
         message.requests,
         message.prompt_tokens,
-        Hits(hits.device, hits.host),
+        Hits(*(getattr(hits, tier) for tier in Hits._fields)),
         Misses(misses.never_seen, misses.evicted, misses.other_namespace, misses.tail),
     )

@@ -157,16 +157,11 @@ def _decode_event(event: pb.CacheEvent, epoch: Epoch, sequence: int, field: str)
 
 
 def _encode_report(report: WorkerReport) -> pb.WorkerReport:
-    summary, pool = report.summary, report.device_pool
+    summary = report.summary
     tiers = [pb.TierReport(blocks=state.count, digest=state.digest) for state in summary.states]
-    tiers[Tier.DEVICE].pool.CopyFrom(
-        pb.PoolState(
-            total_pages=pool.total_pages,
-            free_pages=pool.free_pages,
-            evictable_pages=pool.evictable_pages,
-            protected_pages=pool.protected_pages,
-        )
-    )
+    tiers[Tier.DEVICE].pool.CopyFrom(encode_pool(report.device_pool))
+    if report.host_pool is not None:
+        tiers[Tier.HOST].pool.CopyFrom(encode_pool(report.host_pool))
     return pb.WorkerReport(
         place=pb.CachePlace(epoch=summary.epoch, sequence=summary.sequence),
         tiers=tiers,
@@ -200,17 +195,13 @@ def _decode_report(report: pb.WorkerReport) -> WorkerReport:
         TierState(_not_negative(tier.blocks, f"report.tiers[{index}].blocks"), tier.digest)
         for index, tier in enumerate(report.tiers)
     )
-    pool = report.tiers[Tier.DEVICE].pool
+    device, host = report.tiers[Tier.DEVICE], report.tiers[Tier.HOST]
     return WorkerReport(
         summary=CacheSummary(
             Epoch(report.place.epoch), _not_negative(report.place.sequence, "report.place.sequence"), states
         ),
-        device_pool=PagePool(
-            total_pages=_not_negative(pool.total_pages, "report.tiers[0].pool.total_pages"),
-            free_pages=_not_negative(pool.free_pages, "report.tiers[0].pool.free_pages"),
-            evictable_pages=_not_negative(pool.evictable_pages, "report.tiers[0].pool.evictable_pages"),
-            protected_pages=_not_negative(pool.protected_pages, "report.tiers[0].pool.protected_pages"),
-        ),
+        device_pool=decode_pool(device.pool, "report.tiers[0].pool"),
+        host_pool=decode_pool(host.pool, "report.tiers[1].pool") if host.HasField("pool") else None,
         running_requests=_not_negative(report.running_requests, "report.running_requests"),
         queued_requests=_not_negative(report.queued_requests, "report.queued_requests"),
         uncached_tokens=_not_negative(report.uncached_tokens, "report.uncached_tokens"),
@@ -234,6 +225,29 @@ def _decode_report(report: pb.WorkerReport) -> WorkerReport:
         ended=tuple(report.ended),
         own_requests=_not_negative(report.own_requests, "report.own_requests"),
     )
+
+
+def encode_pool(pool: PagePool) -> pb.PoolState:
+    """The wire form of a pool's pages."""
+    return pb.PoolState(
+        total_pages=pool.total_pages,
+        free_pages=pool.free_pages,
+        evictable_pages=pool.evictable_pages,
+        protected_pages=pool.protected_pages,
+    )
+
+
+def decode_pool(pool: pb.PoolState, field: str) -> PagePool:
+    """A pool's pages; raises InvalidRequestError for what no pool can be: who has some of more pages than there are would have room for
+    ever, or less than none."""
+    parts = {
+        name: _not_negative(getattr(pool, name), f"{field}.{name}")
+        for name in ("free_pages", "evictable_pages", "protected_pages")
+    }
+    total = _not_negative(pool.total_pages, f"{field}.total_pages")
+    if sum(parts.values()) > total:
+        raise InvalidRequestError(field, f"has {total} pages, and tells of {sum(parts.values())}")
+    return PagePool(total_pages=total, **parts)
 
 
 def _encode_tier(tier: Tier) -> pb.Tier:

@@ -15,7 +15,7 @@ from prefixmesh.errors import AuthenticationError, InvalidRequestError, Unsuppor
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.ids import Incarnation
 from prefixmesh.proto.cache_counts import encode_cache_counts
-from prefixmesh.proto.cache_news import decode_place, encode_news
+from prefixmesh.proto.cache_news import decode_place, encode_news, encode_pool
 from prefixmesh.proto.codec import PROTOCOL_VERSION
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.rpc.draining import Drainer
@@ -26,8 +26,9 @@ from prefixmesh.worker.cache_watchers import CacheWatchers
 from prefixmesh.worker.caller import Metadata
 from prefixmesh.worker.engine_client import EngineClient
 from prefixmesh.worker.front_adapters import FrontAdapters
-from prefixmesh.worker.messages import AdapterInfo, EngineInfo
+from prefixmesh.worker.messages import AdapterInfo, EngineInfo, TierCounts
 from prefixmesh.worker.recent_stats import RecentStats
+from prefixmesh.worker.worker_reports import host_pool_of
 
 TELLING_CACHES: Final = frozenset({"radix", "off"})
 """Kinds of ``--prefix-cache`` of which routers are told the truth: that which says what comes and goes, and that which keeps nothing."""
@@ -79,6 +80,7 @@ class WorkerControlService:
         self._authenticate(context.invocation_metadata())
         info, identity = self._info, self._identity
         stats, adapters = await asyncio.gather(self._stats.read(), self._adapters.recent())
+        host_pool = host_pool_of(stats.tiers)
         return pb.DescribeResponse(
             worker_id=identity.worker_id,
             incarnation=identity.incarnation,
@@ -99,6 +101,7 @@ class WorkerControlService:
                     quadratic_ms_per_token2=stats.prefill_ms_per_token2,
                 ),
                 adapter_load_ms=stats.adapter_load_ms,
+                load_back_ms_per_token=stats.load_back_ms_per_token,
             ),
             pool=pb.PoolState(
                 total_pages=stats.total_pages,
@@ -115,6 +118,8 @@ class WorkerControlService:
             template_digest=identity.template_digest,
             draining=self._drainer.is_draining,
             unix_ms=unix_ms(),
+            host_pool=None if host_pool is None else encode_pool(host_pool),
+            tiers=None if host_pool is None else _encode_tiers(stats.tiers),
         )
 
     async def LoadAdapter(  # noqa: N802  the service's own name
@@ -188,6 +193,12 @@ class WorkerControlService:
         token = bearer_token(dict(metadata or ()))
         if not hmac.compare_digest(token.encode("utf-8", "surrogatepass"), self._control_token):
             raise AuthenticationError("this is not the fleet's control token")
+
+
+def _encode_tiers(tiers: TierCounts) -> pb.TierCounts:
+    return pb.TierCounts(
+        **{field.name: getattr(tiers, field.name) for field in pb.TierCounts.DESCRIPTOR.fields}
+    )
 
 
 def _encode_adapter(adapter: AdapterInfo) -> pb.Adapter:

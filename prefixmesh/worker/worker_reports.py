@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from prefixmesh.cache.events import CacheSummary
 from prefixmesh.cache.ledger import Hits, LedgerRow, Misses
 from prefixmesh.worker.front_load import FrontLoad
-from prefixmesh.worker.messages import Stats
+from prefixmesh.worker.messages import Stats, TierCounts
 from prefixmesh.worker.router_requests import OwnReader
 from prefixmesh.worker_report import PagePool, WorkerReport
 
@@ -118,6 +118,7 @@ class ReportMaker:
                 evictable_pages=engine.evictable_pages,
                 protected_pages=engine.protected_pages,
             ),
+            host_pool=host_pool_of(engine.tiers),
             running_requests=load.running,
             queued_requests=load.queued,
             uncached_tokens=load.uncached_tokens(engine.uncached_tokens, stats.mark),
@@ -127,6 +128,7 @@ class ReportMaker:
             prefill_ms_per_token=engine.prefill_ms_per_token,
             prefill_ms_per_token2=engine.prefill_ms_per_token2,
             decode_step_ms=engine.decode_step_ms,
+            load_back_ms_per_token=engine.load_back_ms_per_token,
             adapter_load_ms=engine.adapter_load_ms,
             resident_adapters=engine.resident_adapters,
             draining=self._is_draining(),
@@ -136,3 +138,15 @@ class ReportMaker:
             ended=told.ended,
             own_requests=told.running,
         )
+
+
+def host_pool_of(tiers: TierCounts) -> PagePool | None:
+    """The host tier's pages; None where there is no host tier, or the engine has told nothing yet."""
+    if not tiers.host_total_pages:
+        return None
+    return PagePool(
+        total_pages=tiers.host_total_pages,
+        free_pages=tiers.host_free_pages,
+        evictable_pages=tiers.host_evictable_pages,
+        protected_pages=tiers.host_protected_pages,
+    )

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from prefixmesh.proto.cache_news import decode_pool
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2 as control_pb
 from prefixmesh.tokens import pack
+from prefixmesh.worker.messages import TierCounts
+from prefixmesh.worker_report import PagePool
 from tests.support.cache_following import Follower
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.servers import Worker, eventually, scripted_worker
@@ -215,6 +218,54 @@ async def test_report_tells_the_clock_that_tickets_expire_by(monkeypatch: pytest
         view = follow(worker)
         assert (await view.follower.next_report()).unix_ms == 123_456
         view.follower.close()
+
+
+TIERS = TierCounts(
+    host_total_pages=80,
+    host_free_pages=50,
+    host_evictable_pages=20,
+    host_protected_pages=10,
+    backed_up_tokens=11,
+    dropped_tokens=12,
+    loaded_back_tokens=13,
+    fetched_tokens=14,
+    recomputed_tokens=15,
+    failed_copies=16,
+    copies_in_flight=17,
+    disk_tokens=18,
+    disk_bytes=19,
+    disk_written_tokens=20,
+    disk_bad_files=21,
+)
+"""Every number another, so that none is taken for another."""
+
+
+async def test_a_host_tier_is_told_in_reports_and_to_who_asks() -> None:
+    """Its pages and its speed to routers in every report; what moved, to whoever asks. Nothing of it where there is none."""
+    engine = ScriptedEngine()
+    engine.tiers, engine.load_back_ms_per_token = TIERS, 0.125
+    async with scripted_worker(engine) as worker:
+        view = follow(worker)
+        await view.until(lambda: view.told("host_pool"))
+        pool = PagePool(total_pages=80, free_pages=50, evictable_pages=20, protected_pages=10)
+        assert view.told("host_pool") == pool
+        assert view.told("load_back_ms_per_token") == 0.125
+        view.follower.close()
+        told = await worker.control.Describe(control_pb.DescribeRequest(), metadata=worker.control_metadata())
+    assert decode_pool(told.host_pool, "host_pool") == pool
+    assert told.rates.load_back_ms_per_token == 0.125
+    assert [value for _, value in told.tiers.ListFields()] == list(range(11, 22))
+
+
+async def test_a_worker_without_a_host_tier_tells_of_none() -> None:
+    async with scripted_worker(ScriptedEngine()) as worker:
+        view = follow(worker)
+        await view.until(lambda: view.told("decode_step_ms"))
+        assert view.told("host_pool") is None
+        view.follower.close()
+        told = await worker.control.Describe(control_pb.DescribeRequest(), metadata=worker.control_metadata())
+    assert not told.HasField("host_pool")
+    assert not told.HasField("tiers")
 
 
 async def test_describe_tells_digests_clock_and_state() -> None:

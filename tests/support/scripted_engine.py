@@ -35,6 +35,7 @@ from prefixmesh.worker.messages import (
     Refused,
     Stats,
     Submit,
+    TierCounts,
     TokensOut,
 )
 from prefixmesh.worker.prefill_savings import PrefillShape
@@ -94,6 +95,14 @@ class ScriptedEngine:
 
         self.counts = LedgerRow(2, 40, Hits(device=10, host=5), Misses(11, 7, 4, 3))
         """What its ledger has counted; every number another, so that none is taken for another."""
+
+        self.tiers = TierCounts()
+        self.load_back_ms_per_token = 0.0
+        self.host_tokens = self.disk_tokens = 0
+        """Of what a prompt finds, what came from there, as far as there is so much."""
+
+        self.load_back_ms = 0.0
+        """How long that took."""
 
         self.steps = 0
         self.stats_told = 0
@@ -168,6 +177,8 @@ class ScriptedEngine:
             cache=self.counts,
             double_releases=0,
             steps=self.steps,
+            load_back_ms_per_token=self.load_back_ms_per_token,
+            tiers=self.tiers,
         )
 
     async def flush(self) -> None:
@@ -228,7 +239,7 @@ class ScriptedEngine:
             return
         self.admitted.append(request_id)
         self._notify()
-        yield Admitted(request_id=request_id, cached_tokens=self._match(command), queued_ms=1.0)
+        yield self._admission(command)
         ids = self.answer_of(command).encode()
         limit = min(len(ids), command.sampling.max_tokens)
         position = min(count(command.resumed), limit)
@@ -244,6 +255,19 @@ class ScriptedEngine:
             yield self._ended(request_id, "failed", position)
         else:
             yield self._ended(request_id, "stop" if limit == len(ids) else "length", position)
+
+    def _admission(self, command: Submit) -> Admitted:
+        cached = self._match(command)
+        host = min(self.host_tokens, cached)
+        disk = min(self.disk_tokens, cached - host)
+        return Admitted(
+            request_id=command.request_id,
+            cached_tokens=cached,
+            queued_ms=1.0,
+            host_tokens=host,
+            disk_tokens=disk,
+            load_back_ms=self.load_back_ms if host or disk else 0.0,
+        )
 
     def _remember(self, command: Submit, answer: bytes) -> None:
         """Prompt and answer are cached now, but for the last token, which was never computed."""

@@ -19,6 +19,7 @@ NAMES = (Fingerprint(0), Fingerprint(2**64 - 1), Fingerprint(1 << 40))
 REPORT = WorkerReport(
     summary=CacheSummary(EPOCH, 7, (TierState(3, 2**64 - 1), TierState(1, 5))),
     device_pool=PagePool(total_pages=10, free_pages=5, evictable_pages=3, protected_pages=2),
+    host_pool=PagePool(total_pages=40, free_pages=30, evictable_pages=9, protected_pages=1),
     running_requests=4,
     queued_requests=6,
     uncached_tokens=2**40,
@@ -73,6 +74,14 @@ def test_report_of_these_tests_says_something_in_every_field() -> None:
 @pytest.mark.parametrize("place", [None, (EPOCH, 12)])
 def test_places_arrive_as_they_were_sent(place: tuple[Epoch, int] | None) -> None:
     assert decode_place(pb.WatchCacheRequest(resume_from=encode_place(place))) == place
+
+
+def test_a_worker_without_a_host_tier_tells_of_no_pool_there() -> None:
+    """As those did that are older than host tiers; an empty pool would be another thing."""
+    report = WorkerReport(summary=REPORT.summary, device_pool=REPORT.device_pool)
+    message = encode_news(report)
+    assert [tier.HasField("pool") for tier in message.report.tiers] == [True, False]
+    assert decode_news(message) == report
 
 
 def test_news_of_a_kind_that_is_not_known_are_left_out() -> None:
@@ -136,6 +145,32 @@ TIERS = [pb.TierReport(), pb.TierReport()]
                 report=pb.WorkerReport(tiers=[pb.TierReport(pool=pb.PoolState(free_pages=-1)), *TIERS[:1]])
             ),
             "report.tiers[0].pool.free_pages",
+        ),
+        *(
+            (
+                pb.WatchCacheResponse(
+                    report=pb.WorkerReport(tiers=[*TIERS[:1], pb.TierReport(pool=pb.PoolState(**{name: -1}))])
+                ),
+                f"report.tiers[1].pool.{name}",
+            )
+            for name in ("total_pages", "free_pages", "evictable_pages", "protected_pages")
+        ),
+        *(
+            (
+                pb.WatchCacheResponse(
+                    report=pb.WorkerReport(
+                        tiers=[
+                            pb.TierReport(pool=pool) if index == tier else pb.TierReport() for index in (0, 1)
+                        ]
+                    )
+                ),
+                f"report.tiers[{tier}].pool",
+            )
+            for tier in (0, 1)
+            for pool in (
+                pb.PoolState(total_pages=5, free_pages=6),
+                pb.PoolState(total_pages=5, free_pages=2, evictable_pages=2, protected_pages=2),
+            )
         ),
         (
             pb.WatchCacheResponse(
