@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from prefixmesh.cache.ledger import LedgerRow
-from prefixmesh.worker.messages import AdapterCounts, Stats
+from prefixmesh.worker.messages import AdapterCounts, Stats, TierCounts
 from prefixmesh.worker.recent_stats import RecentStats
 
 
@@ -28,6 +28,7 @@ class EngineMetrics(Collector):
             return
         yield from _cache_families(stats.cache)
         yield from _load_families(stats)
+        yield from _tier_families(stats.tiers, stats.load_back_ms_per_token)
         yield from _adapter_families(stats.adapters)
         yield GaugeMetricFamily(
             "prefixmesh_engine_stats_age_seconds",
@@ -100,6 +101,51 @@ def _load_families(stats: Stats) -> Iterator[Metric]:
         "prefixmesh_engine_decode_step_seconds",
         "Time of a decode step, a moving average.",
         stats.decode_step_ms / 1e3,
+    )
+
+
+def _tier_families(tiers: TierCounts, load_back_ms_per_token: float) -> Iterator[Metric]:
+    """All 0 on a worker that has no host tier: a page has the same series whatever the worker is."""
+    yield _labelled(
+        GaugeMetricFamily,
+        "prefixmesh_host_pages",
+        "Pages of the host tier, by who holds them.",
+        "state",
+        {
+            "free": tiers.host_free_pages,
+            "evictable": tiers.host_evictable_pages,
+            "protected": tiers.host_protected_pages,
+        },
+    )
+    yield _labelled(
+        CounterMetricFamily,
+        "prefixmesh_tier_tokens",
+        "Tokens whose KV moved between the tiers, or could have and did not.",
+        "move",
+        {
+            "backed_up": tiers.backed_up_tokens,
+            "dropped": tiers.dropped_tokens,
+            "loaded_back": tiers.loaded_back_tokens,
+            "written": tiers.disk_written_tokens,
+            "fetched": tiers.fetched_tokens,
+            "recomputed": tiers.recomputed_tokens,
+        },
+    )
+    yield GaugeMetricFamily("prefixmesh_tier_copies_in_flight", "Copies under way.", tiers.copies_in_flight)
+    yield CounterMetricFamily(
+        "prefixmesh_tier_failed_copies", "Copies that failed or took too long.", tiers.failed_copies
+    )
+    yield GaugeMetricFamily(
+        "prefixmesh_engine_load_back_tokens_per_second",
+        "Speed of KV from the host to the device, a moving average; 0 before the first.",
+        1e3 / load_back_ms_per_token if load_back_ms_per_token else 0.0,
+    )
+    yield GaugeMetricFamily("prefixmesh_disk_tokens", "Tokens whose KV is on the disk.", tiers.disk_tokens)
+    yield GaugeMetricFamily("prefixmesh_disk_bytes", "Bytes of their files.", tiers.disk_bytes)
+    yield CounterMetricFamily(
+        "prefixmesh_disk_bad_files",
+        "Files that were not what they should be, and were put away.",
+        tiers.disk_bad_files,
     )
 
 

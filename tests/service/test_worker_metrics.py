@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from prefixmesh import errors, fleet_secret
+from prefixmesh.cache.ledger import Hits
 from prefixmesh.config import EngineConfig, WorkerConfig
 from prefixmesh.errors import ConfigError, InternalError, InvalidRequestError, OverloadedError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2 as control
 from prefixmesh.worker import metrics
 from prefixmesh.worker.call_metrics import outcome_of
-from prefixmesh.worker.messages import EngineInfo, Refused
+from prefixmesh.worker.messages import EngineInfo, Refused, TierCounts
 from prefixmesh.worker.server import WorkerServer
 from tests.support.fake_engine import fake_worker
 from tests.support.router_kit import token_request
@@ -31,6 +32,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 PROMPT = "Once upon a time there was a prefix that every prompt had in common. " * 4
 GREEDY = pb.Sampling(temperature=0, max_tokens=6, ignore_eos=True)
 REQUEST = pb.GenerateRequest(text="ping")
+MOVES = {"backed_up", "dropped", "loaded_back", "written", "fetched", "recomputed"}
 
 
 @pytest.fixture(autouse=True)
@@ -77,12 +79,13 @@ def check_agreement(page: Page) -> None:
     hits = page.by("prefixmesh_cache_hit_tokens_total", "tier")
     misses = page.by("prefixmesh_cache_miss_tokens_total", "cause")
     assert (set(hits), set(misses)) == (
-        {"device", "host"},
+        set(Hits._fields),
         {"never_seen", "evicted", "other_namespace", "tail"},
     )
     assert sum(hits.values()) + sum(misses.values()) == queries
     assert page.value("prefixmesh_cache_hit_rate") == (sum(hits.values()) / queries if queries else 0.0)
     assert sum(page.by("prefixmesh_kv_pages", "state").values()) == page.value("prefixmesh_kv_pool_pages")
+    assert set(page.by("prefixmesh_tier_tokens_total", "move")) == MOVES
     assert min(page.samples().values()) >= 0
 
 
@@ -222,6 +225,51 @@ async def test_times_and_tokens_are_those_that_callers_are_told() -> None:
             assert page.value(f"prefixmesh_{name}_seconds_count") == 1
         assert page.value("prefixmesh_decode_seconds_bucket", le="0.005") == 1
         assert page.value("prefixmesh_completion_tokens_total") == 3
+
+
+async def test_what_moves_between_the_tiers_is_told() -> None:
+    """Each figure under its own name; the wait for what came from below only of answers that had some."""
+    engine = ScriptedEngine()
+    engine.tiers = TierCounts(
+        host_total_pages=80,
+        host_free_pages=50,
+        host_evictable_pages=20,
+        host_protected_pages=10,
+        backed_up_tokens=11,
+        dropped_tokens=12,
+        loaded_back_tokens=13,
+        fetched_tokens=14,
+        recomputed_tokens=15,
+        failed_copies=16,
+        copies_in_flight=17,
+        disk_tokens=18,
+        disk_bytes=19,
+        disk_written_tokens=20,
+        disk_bad_files=21,
+    )
+    engine.load_back_ms_per_token, engine.load_back_ms = 0.125, 2.5
+    async with scripted_worker(engine, metrics_port=0) as worker:
+        await worker.generate(REQUEST)
+        engine.host_tokens = 3
+        await worker.generate(REQUEST)
+        page = await until(worker, "prefixmesh_load_back_seconds_count", 1)
+    assert page.value("prefixmesh_load_back_seconds_sum") == 0.0025
+    pages = page.by("prefixmesh_host_pages", "state")
+    assert pages == {"free": 50, "evictable": 20, "protected": 10}
+    assert page.by("prefixmesh_tier_tokens_total", "move") == {
+        "backed_up": 11,
+        "dropped": 12,
+        "loaded_back": 13,
+        "fetched": 14,
+        "recomputed": 15,
+        "written": 20,
+    }
+    assert page.value("prefixmesh_tier_failed_copies_total") == 16
+    assert page.value("prefixmesh_tier_copies_in_flight") == 17
+    assert page.value("prefixmesh_engine_load_back_tokens_per_second") == 8000
+    assert page.value("prefixmesh_disk_tokens") == 18
+    assert page.value("prefixmesh_disk_bytes") == 19
+    assert page.value("prefixmesh_disk_bad_files_total") == 21
 
 
 async def test_a_stuck_engine_holds_up_no_scrape() -> None:
