@@ -5,7 +5,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from prefixmesh.client.answer import Answer, Branch
+    from prefixmesh.client.answer import Answer, Branch, CachedTokens
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """C0 and C1 controls but tab and newline."""
@@ -17,14 +17,15 @@ def printable(text: str) -> str:
 
 
 def summary_line(answer: "Answer") -> str:
-    """``cached 1,152/1,204 prompt tokens · 94 % of prefill saved · worker-1 · first token 85 ms``.
+    """``cached 1,152/1,204 prompt tokens, 1,024 of them on the host · 94 % of prefill saved · worker-1 · first token 85 ms``.
 
-    The saving is of all arithmetic; it is left out where there is none, or the server is too old to tell.
+    Of tiers below the device only those that had some are named. The saving is of all arithmetic; it is left out where there is none, or
+    the server is too old to tell.
     """
     first = (
         "no token" if answer.first_token_s is None else f"first token {answer.first_token_s * 1000:.0f} ms"
     )
-    parts = [f"cached {answer.cached_tokens:,}/{answer.prompt_tokens:,} prompt tokens"]
+    parts = [f"cached {answer.cached_tokens:,}/{answer.prompt_tokens:,} prompt tokens{_below(answer.cached)}"]
     # Rounded down: one token is always computed, and 100 % would be a lie.
     saved = 0 if answer.prefill_saved is None else int(100 * answer.prefill_saved.total)
     if saved:
@@ -34,6 +35,16 @@ def summary_line(answer: "Answer") -> str:
         times = "once" if answer.interruptions == 1 else f"{answer.interruptions} times"
         parts.append(f"interrupted {times}, and carried on elsewhere")
     return " · ".join(parts)
+
+
+def _below(cached: "CachedTokens") -> str:
+    """What did not lie on the device; empty where all did."""
+    told = [
+        f"{tokens:,} of them on the {tier}"
+        for tier, tokens in (("host", cached.host), ("disk", cached.disk))
+        if tokens
+    ]
+    return "".join(f", {one}" for one in told)
 
 
 def answer_as_dict(answer: "Answer") -> dict[str, Any]:

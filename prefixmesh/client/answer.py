@@ -9,15 +9,19 @@ FinishReason = Literal["stop", "length", "other"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedTokens:
-    """Prompt tokens whose KV was found, by the tier it was found on."""
+    """Prompt tokens whose KV was found, by the nearest tier that had it."""
 
     device: int = 0
     host: int = 0
+    """Brought back from the worker's host memory."""
+
+    disk: int = 0
+    """Read from the worker's disk."""
 
     @property
     def total(self) -> int:
         """Tokens found on any tier."""
-        return self.device + self.host
+        return self.device + self.host + self.disk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +119,8 @@ class Timings:
     prefill_ms: float
     first_token_ms: float
     decode_ms: float
+    load_back_ms: float = 0.0
+    """Of ``prefill_ms``: the wait for KV from the host or the disk. 0 where there was none, and from servers older than this figure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -139,6 +139,7 @@ class AnswerBuilder:
                 prefill_ms=timings.prefill_ms,
                 first_token_ms=timings.first_token_ms,
                 decode_ms=timings.decode_ms,
+                load_back_ms=timings.load_back_ms,
             ),
             started=self.started,
         )
@@ -197,7 +198,7 @@ def unpack_ids(packed: bytes) -> tuple[int, ...]:
 
 
 def _cached(message: pb.CachedTokens) -> CachedTokens:
-    return CachedTokens(device=message.device, host=message.host)
+    return CachedTokens(device=message.device, host=message.host, disk=message.disk)
 
 
 def _saved(message: pb.PrefillSavings) -> PrefillSavings:

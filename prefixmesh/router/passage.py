@@ -153,7 +153,8 @@ class Passage:
         now = self._clock()
         if self._lived.started_s is None:
             self._lived.started_s = now
-        told = started.cached_tokens.device + started.cached_tokens.host
+        tiers = started.cached_tokens
+        told = tiers.device + tiers.host + tiers.disk
         # One worker that miscounts must not spoil the sums of all its requests.
         most = placement.request.prompt_tokens + max(map(count, self.prepared.resumed))
         self.cached_tokens = min(max(0, told), most)

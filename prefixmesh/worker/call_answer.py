@@ -49,8 +49,13 @@ class CallAnswer:
         self.branches = branches
         """The answers, by branch; at least one."""
 
-        self.cached_tokens: int | None = None
-        """Prompt tokens that the first admitted branch found in the cache; None before."""
+        self._met: Admitted | None = None
+        """What the first admitted branch found; None before."""
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that the first admitted branch found in the cache, on whichever tier; None before."""
+        return None if self._met is None else self._met.cached_tokens
 
     @property
     def finished(self) -> Literal["stop", "length"] | None:
@@ -68,9 +73,9 @@ class CallAnswer:
         """The messages that an event of ``branch`` gives rise to, in order. Raises the error that the call ends with."""
         answer = self.branches[branch]
         messages = [pb.GenerateResponse(delta=delta) for delta in answer.on_event(event)]
-        if answer.admitted is not None and self.cached_tokens is None:
-            self.cached_tokens = answer.admitted.cached_tokens
-            return [self._started(), *messages]
+        if answer.admitted is not None and self._met is None:
+            self._met = answer.admitted
+            return [self._started(self._met), *messages]
         if answer.finished is not None:
             if len(self.branches) > 1:
                 messages.append(_branch_ended(branch, answer))
@@ -78,14 +83,14 @@ class CallAnswer:
                 messages.append(self._finished())
         return messages
 
-    def _started(self) -> pb.GenerateResponse:
+    def _started(self, met: Admitted) -> pb.GenerateResponse:
         head = self._head
         started = pb.Started(
             request_id=head.request_id,
             worker_id=head.worker_id,
             model=head.model,
             prompt_tokens=head.prompt_tokens,
-            cached_tokens=pb.CachedTokens(device=self.cached_tokens or 0),
+            cached_tokens=_cached_tokens(met),
             namespace_digest=short_digest(head.namespace),
             seed=head.seed,
             adapter_digest=head.adapter_digest,
@@ -93,12 +98,12 @@ class CallAnswer:
         return pb.GenerateResponse(started=started)
 
     def _finished(self) -> pb.GenerateResponse:
-        head = self._head
-        cached_tokens = self.cached_tokens or 0
-        saved = prefill_savings(head.prompt_tokens, cached_tokens, head.prefill_shape)
+        head, met = self._head, self._met
+        assert met is not None, "what has ended well has begun"
+        saved = prefill_savings(head.prompt_tokens, met.cached_tokens, head.prefill_shape)
         usage = pb.Usage(
             prompt_tokens=head.prompt_tokens,
-            cached_tokens=pb.CachedTokens(device=cached_tokens),
+            cached_tokens=_cached_tokens(met),
             completion_tokens=self.completion_tokens,
             resumed_tokens=head.resumed_tokens,
             retokenized_tokens=head.retokenized_tokens,
@@ -120,7 +125,14 @@ class CallAnswer:
             prefill_ms=first.prefill_ms,
             first_token_ms=self._head.prepared_ms + begin_ms,
             decode_ms=decode_ms,
+            load_back_ms=admitted.load_back_ms,
         )
+
+
+def _cached_tokens(met: Admitted) -> pb.CachedTokens:
+    """What was found, by tier: each token on the nearest that had it."""
+    device = met.cached_tokens - met.host_tokens - met.disk_tokens
+    return pb.CachedTokens(device=device, host=met.host_tokens, disk=met.disk_tokens)
 
 
 def _branch_ended(branch: int, answer: AnswerStream) -> pb.GenerateResponse:

@@ -286,6 +286,8 @@ def finished(
                 retokenized_tokens=3,
                 prefill_saved=saved,
             ),
-            timings=pb.Timings(queued_ms=1.0, prefill_ms=20.0, first_token_ms=21.0, decode_ms=30.0),
+            timings=pb.Timings(
+                queued_ms=1.0, prefill_ms=20.0, first_token_ms=21.0, decode_ms=30.0, load_back_ms=5.0
+            ),
         )
     )

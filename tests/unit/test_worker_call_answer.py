@@ -70,6 +70,32 @@ def test_timings_count_from_the_calls_arrival() -> None:
     assert (timings.first_token_ms, timings.decode_ms) == (13.0, 4.0)
 
 
+def test_what_came_from_lower_tiers_is_told_apart_and_counts_as_cached() -> None:
+    """Each token on the nearest tier that had it; a hit saves what it saves wherever it was, and the wait for it is told."""
+    answer = call()
+    met = Admitted(
+        request_id="r", cached_tokens=8, queued_ms=1.0, host_tokens=4, disk_tokens=3, load_back_ms=1.5
+    )
+    (begun,) = answer.on_event(0, met)
+    (over,) = answer.on_event(0, ended("length"))
+    cached = pb.CachedTokens(device=1, host=4, disk=3)
+    assert begun.started.cached_tokens == over.finished.usage.cached_tokens == cached
+    assert over.finished.usage.prefill_saved.linear == 0.8
+    assert over.finished.timings.load_back_ms == 1.5
+
+
+def test_branches_tell_of_what_the_first_admitted_found_and_waited_for() -> None:
+    """The others find on the device what it has brought there."""
+    answer = call(2)
+    met = Admitted(request_id="r", cached_tokens=8, queued_ms=1.0, host_tokens=8, load_back_ms=1.5)
+    answer.on_event(1, met)
+    answer.on_event(0, admitted(8))
+    answer.on_event(1, ended("length", 3.0))
+    *_, over = answer.on_event(0, ended("length", 4.0))
+    assert over.finished.usage.cached_tokens == pb.CachedTokens(host=8)
+    assert over.finished.timings.load_back_ms == 1.5
+
+
 def test_timings_of_several_branches_are_from_the_first_token_of_any_to_the_last_of_all() -> None:
     """Whichever branch that was; one without a token has no first one."""
     answer = call(3)
