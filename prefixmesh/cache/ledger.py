@@ -46,6 +46,8 @@ class Hits(NamedTuple):
     device: int = 0
     host: int = 0
     """What only the host held."""
+    disk: int = 0
+    """What neither held: it was read from the disk, which is no tier of the tree, before the request was admitted."""
 
 
 class Misses(NamedTuple):
@@ -64,6 +66,8 @@ class Lookup(NamedTuple):
     device_tokens: int
     host_tokens: int
     misses: Misses
+    disk_tokens: int = 0
+    """Of what the device holds now, what was fetched for this request: not counted in ``device_tokens``."""
 
 
 class LedgerRow(NamedTuple):
@@ -187,10 +191,13 @@ class CacheLedger:
 
     def _count(self, namespace: Namespace, lookup: Lookup) -> None:
         """For ``CacheQuery.record`` alone."""
-        prompt, device, host, misses = lookup
+        prompt, device, host, misses, disk = lookup
         never_seen, evicted, elsewhere, tail = misses
-        parts_are_counts = device >= 0 <= host and never_seen >= 0 <= evicted and elsewhere >= 0 <= tail
-        if not parts_are_counts or device + host + never_seen + evicted + elsewhere + tail != prompt:
+        parts_are_counts = (
+            device >= 0 <= host and disk >= 0 <= never_seen and evicted >= 0 <= elsewhere and tail >= 0
+        )
+        missed = never_seen + evicted + elsewhere + tail
+        if not parts_are_counts or device + host + disk + missed != prompt:
             raise InternalError(f"the parts of a look-up do not make up its prompt: {lookup}")
         counts = self._rows.get(namespace)
         if counts is None:
@@ -219,12 +226,22 @@ class CacheLedger:
 
 
 class _Counts:
-    """A row that can be added to: eight integers."""
+    """A row that can be added to: nine integers."""
 
-    __slots__ = ("device", "evicted", "host", "never_seen", "other_namespace", "prompt", "requests", "tail")
+    __slots__ = (
+        "device",
+        "disk",
+        "evicted",
+        "host",
+        "never_seen",
+        "other_namespace",
+        "prompt",
+        "requests",
+        "tail",
+    )
 
     def __init__(self) -> None:
-        self.requests = self.prompt = self.device = self.host = 0
+        self.requests = self.prompt = self.device = self.host = self.disk = 0
         self.never_seen = self.evicted = self.other_namespace = self.tail = 0
 
     def add_lookup(self, lookup: Lookup) -> None:
@@ -233,6 +250,7 @@ class _Counts:
         self.prompt += lookup.prompt_tokens
         self.device += lookup.device_tokens
         self.host += lookup.host_tokens
+        self.disk += lookup.disk_tokens
         self.never_seen += misses.never_seen
         self.evicted += misses.evicted
         self.other_namespace += misses.other_namespace
@@ -244,4 +262,4 @@ class _Counts:
 
     def row(self) -> LedgerRow:
         misses = Misses(self.never_seen, self.evicted, self.other_namespace, self.tail)
-        return LedgerRow(self.requests, self.prompt, Hits(self.device, self.host), misses)
+        return LedgerRow(self.requests, self.prompt, Hits(self.device, self.host, self.disk), misses)

@@ -95,6 +95,7 @@ class MissFinder:
         device_tokens: int,
         host_tokens: int = 0,
         last_block: Fingerprint | None = None,
+        disk_tokens: int = 0,
     ) -> Lookup:
         """What ``CacheQuery.record`` takes, for a key that has just been matched. O(missed blocks) hashes, and at most
         ``MAX_NAMESPACES_PER_BLOCK`` peeks. Raises InternalError when more was found than asked for.
@@ -103,21 +104,23 @@ class MissFinder:
             key: what was matched: whole pages, and at most all but the last token. For one with a boundary, the caller's own
                 plain namespace is another namespace like any.
             prompt_tokens: all tokens that were known when the request arrived.
-            device_tokens: found on the device.
-            host_tokens: found beyond them, on the host.
+            device_tokens: found on the device, but for ``disk_tokens``.
+            host_tokens: found on the host alone.
+            disk_tokens: found on the device because they were fetched for this very request.
             last_block: the last whole block that was found (``last_fingerprint`` of the match's node); without it, what was
                 found is hashed again.
         """
         key_tokens = len(key.tokens) // TOKEN_BYTES
-        found = device_tokens + host_tokens
-        if not (0 <= device_tokens <= found <= key_tokens <= prompt_tokens):
+        found = device_tokens + host_tokens + disk_tokens
+        if min(device_tokens, host_tokens, disk_tokens) < 0 or not found <= key_tokens <= prompt_tokens:
             raise InternalError(
-                f"found {device_tokens} + {host_tokens} tokens of a key of {key_tokens} in a prompt of {prompt_tokens}"
+                f"found {device_tokens} + {host_tokens} + {disk_tokens} tokens of a key of {key_tokens} in a prompt of "
+                f"{prompt_tokens}"
             )
         seen = self._seen
         if seen is None or found == key_tokens:
             misses = Misses(key_tokens - found, tail=prompt_tokens - key_tokens)
-            return Lookup(prompt_tokens, device_tokens, host_tokens, misses)
+            return Lookup(prompt_tokens, device_tokens, host_tokens, misses, disk_tokens)
         fingerprints: list[Fingerprint] = []
         evicted: set[Fingerprint] = set()
         if seen.evicted and self._was_evicted(key, found, seen, last_block):
@@ -126,7 +129,7 @@ class MissFinder:
         elsewhere = self._cached_elsewhere(key, seen)
         if not evicted and elsewhere <= found:
             misses = Misses(key_tokens - found, tail=prompt_tokens - key_tokens)
-            return Lookup(prompt_tokens, device_tokens, host_tokens, misses)
+            return Lookup(prompt_tokens, device_tokens, host_tokens, misses, disk_tokens)
         misses = classify(
             prompt_tokens=prompt_tokens,
             key_tokens=key_tokens,
@@ -136,7 +139,7 @@ class MissFinder:
             evicted=evicted,
             other_namespace_tokens=elsewhere,
         )
-        return Lookup(prompt_tokens, device_tokens, host_tokens, misses)
+        return Lookup(prompt_tokens, device_tokens, host_tokens, misses, disk_tokens)
 
     def _was_evicted(
         self, key: RadixKey, found: int, seen: SeenBlocks, last_block: Fingerprint | None

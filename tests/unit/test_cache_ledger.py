@@ -15,8 +15,8 @@ COLD = Lookup(50, 0, 0, Misses(never_seen=49, tail=1))
 NAMESPACES = [Namespace(bytes([letter]) * 16) for letter in b"abcd"]
 
 small = st.integers(0, 5)
-lookups = st.tuples(small, small, small, small, small, small).map(
-    lambda parts: Lookup(sum(parts), parts[0], parts[1], Misses(*parts[2:]))
+lookups = st.tuples(*[small] * 7).map(
+    lambda parts: Lookup(sum(parts), parts[0], parts[1], Misses(*parts[3:]), parts[2])
 )
 
 
@@ -49,6 +49,17 @@ def test_a_hit_rate_is_a_share_of_prompt_tokens() -> None:
     assert ledger.cache_hit_rate(Tier.HOST) == 0.2
 
 
+def test_what_came_from_the_disk_is_a_hit_of_its_own() -> None:
+    """By then the device holds it; it is not counted twice, and the parts still sum to the prompt."""
+    ledger = CacheLedger()
+    fetched = Lookup(100, 20, 10, Misses(never_seen=29, tail=1), disk_tokens=40)
+    assert ledger.open_query(NS_A).record(fetched)
+    assert ledger.totals() == LedgerRow(1, 100, Hits(device=20, host=10, disk=40), Misses(29, 0, 0, 1))
+    assert ledger.cache_hit_rate() == 0.7
+    assert ledger.cache_hit_rate(Tier.DEVICE) == 0.2
+    ledger.check_invariants()
+
+
 def test_a_request_is_counted_once_however_often_it_is_admitted() -> None:
     """A resumed request finds its own KV: counting that would make pressure look like a good cache."""
     ledger = CacheLedger()
@@ -78,6 +89,8 @@ def test_a_request_that_never_was_admitted_is_not_counted() -> None:
         COLD._replace(device_tokens=1),
         Lookup(50, 51, 0, Misses(never_seen=-1)),
         Lookup(50, 51, -1, Misses()),
+        COLD._replace(disk_tokens=1),
+        Lookup(50, 51, 0, Misses(), -1),
     ],
 )
 def test_a_lookup_that_does_not_add_up_is_refused(wrong: Lookup) -> None:
@@ -157,7 +170,7 @@ def test_counters_only_rise_and_nothing_counts_twice(
 ) -> None:
     """F71, and that totals are what was recorded first by each request, whatever is recorded again or folded."""
     ledger = CacheLedger(max_rows)
-    expected = [0] * 8
+    expected = [0] * 9
     for namespace, first, again in steps:
         rows, rest, totals = ledger.rows(), flat(ledger.rest()), flat(ledger.totals())
         query = ledger.open_query(namespace)
@@ -165,13 +178,14 @@ def test_counters_only_rise_and_nothing_counts_twice(
         for lookup in again:
             query.record(lookup)
         ledger.check_invariants()
-        added = (1, first.prompt_tokens, first.device_tokens, first.host_tokens, *first.misses)
+        hits = Hits(first.device_tokens, first.host_tokens, first.disk_tokens)
+        added = (1, first.prompt_tokens, *hits, *first.misses)
         expected = [had + new for had, new in zip(expected, added, strict=True)]
         assert flat(ledger.totals()) == tuple(expected)
         assert all(now >= was for now, was in zip(flat(ledger.totals()), totals, strict=True))
         assert all(now >= was for now, was in zip(flat(ledger.rest()), rest, strict=True))
         for name, row in ledger.rows().items():
-            was = flat(rows[name]) if name in rows else (0,) * 8
+            was = flat(rows[name]) if name in rows else (0,) * 9
             assert all(new >= old for new, old in zip(flat(row), was, strict=True))
             assert sum(row.hit_tokens) <= row.prompt_tokens
         everything = [flat(ledger.rest()), *map(flat, ledger.rows().values())]

@@ -178,10 +178,23 @@ def test_what_the_host_holds_is_found() -> None:
     assert lookup == Lookup(20, 4, 8, Misses(evicted=7, tail=1))
 
 
-@pytest.mark.parametrize(("prompt", "device", "host"), [(20, 15, 5), (20, -1, 5), (20, 5, -1), (18, 5, 0)])
-def test_more_found_than_asked_for_is_refused(prompt: int, device: int, host: int) -> None:
+def test_what_was_fetched_from_the_disk_is_found() -> None:
+    """It is on the device by then, and told apart from what was there before."""
+    cache = FakeCache()
+    cache.store(TOKENS, NS_A)
+    cache.evict(NS_A)
+    lookup = cache.finder.explain(key_of(TOKENS[:19]), 20, 4, disk_tokens=8)
+    assert lookup == Lookup(20, 4, 0, Misses(evicted=7, tail=1), disk_tokens=8)
+    assert cache.finder.explain(key_of(TOKENS[:19]), 20, 4, disk_tokens=15).misses == Misses(tail=1)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "device", "host", "disk"),
+    [(20, 15, 5, 0), (20, -1, 5, 0), (20, 5, -1, 0), (18, 5, 0, 0), (20, 10, 5, 5), (20, 5, 5, -1)],
+)
+def test_more_found_than_asked_for_is_refused(prompt: int, device: int, host: int, disk: int) -> None:
     with pytest.raises(InternalError):
-        FakeCache().finder.explain(key_of(TOKENS[:19]), prompt, device, host)
+        FakeCache().finder.explain(key_of(TOKENS[:19]), prompt, device, host, disk_tokens=disk)
 
 
 def test_behind_a_boundary_the_tail_has_its_own_names() -> None:

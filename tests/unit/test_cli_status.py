@@ -29,7 +29,7 @@ def test_json_names_the_tiers_of_hits_and_the_causes_of_misses() -> None:
     assert shown(WorkerView(cache=encode_cache_counts(ROW))) == {
         "requests": 2,
         "prompt_tokens": 40,
-        "hit_tokens": {"device": 10, "host": 5},
+        "hit_tokens": {"device": 10, "host": 5, "disk": 0},
         "miss_tokens": {"never_seen": 11, "evicted": 7, "other_namespace": 4, "tail": 3},
         "cache_hit_rate": 0.375,
     }
