@@ -4,15 +4,20 @@ import random
 
 import pytest
 
+from prefixmesh.cache.tier import Tier
 from prefixmesh.router.worker_view import Trust
 from prefixmesh.sim.network import LinkQuality
-from tests.support.view_faults import REPORT_S, ViewScene
+from tests.support.view_faults import BLOCK, REPORT_S, ViewScene
 
 QUIET_S = 1.0
 """Long enough to notice, to ask, and to be sent a snapshot."""
 
 FAULTY = LinkQuality(delay_s=0.002, jitter_s=0.01, loss=0.1, duplicate=0.1, late=0.1, late_s=0.2)
 GOOD = LinkQuality()
+
+
+HOST_PAGES = (0, 100, 40)
+"""None, more than the device has, and less, so that it overflows all the time."""
 
 
 def be_busy(scene: ViewScene, steps: int, rng: random.Random, *, troubles: bool = True) -> None:
@@ -48,7 +53,7 @@ def check_rest(scene: ViewScene) -> None:
 
 
 def check_seed(seed: int) -> None:
-    scene = ViewScene(seed, quality=FAULTY)
+    scene = ViewScene(seed, quality=FAULTY, host_pages=HOST_PAGES[seed % len(HOST_PAGES)])
     rng = scene.sim.fork_rng("traffic")
     for _ in range(4):
         scene.network.set_quality(FAULTY)
@@ -118,13 +123,33 @@ def test_one_lost_event_costs_one_snapshot_and_later_events_none() -> None:
 
 
 def test_a_flush_of_an_idle_worker_is_believed_within_a_report() -> None:
-    """F26."""
-    scene = ViewScene(2)
+    """F26, on both tiers."""
+    scene = ViewScene(2, host_pages=100)
     be_busy(scene, 50, random.Random(0), troubles=False)
     come_to_rest(scene)
-    assert len(scene.router.index) > 0
+    assert all(scene.router.index.held(scene.view.slot, tier) for tier in Tier)
     scene.worker.flush()
     scene.sim.run_for(REPORT_S)
+    check_rest(scene)
+    assert not any(scene.router.index.held(scene.view.slot, tier) for tier in Tier)
+
+
+@pytest.mark.parametrize("host_pages", [8, 40])
+def test_a_host_filled_beyond_its_capacity_is_never_seen_fuller_than_it_is(host_pages: int) -> None:
+    """F26: the view is behind by what is on its way, and at no moment ahead of what has room."""
+    scene = ViewScene(4, host_pages=host_pages)
+    rng = random.Random(0)
+    came, before = 0, 0
+    for _ in range(400):
+        be_busy(scene, 1, rng, troubles=False)
+        if rng.random() < 0.1:
+            scene.worker.forget()
+        held = scene.view.state(Tier.HOST).count
+        assert held == len(scene.router.index.held(scene.view.slot, Tier.HOST))
+        assert held * BLOCK <= host_pages
+        came, before = came + max(0, held - before), held
+    assert came * BLOCK > 3 * host_pages, "it was never full"
+    come_to_rest(scene)
     check_rest(scene)
 
 

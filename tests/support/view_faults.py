@@ -1,5 +1,7 @@
 """A worker's real cache and publisher, a router's real view, and a stream between them that can be made to fail: all in simulated time.
 
+With a host tier copies to it and back take a while, and some of them fail.
+
 The worker's end does what a worker's shell does: on a new stream it resumes from its log or sends a snapshot in parts, then events as
 they happen and reports at intervals. The router's end does what a router's shell does: it feeds the view, and opens a stream anew when
 the view asks for it, when it breaks, or when it is silent. Messages travel singly, so that each may be lost, doubled or overtaken.
@@ -10,8 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from prefixmesh.cache.base import RadixKey
+from prefixmesh.cache.base import MatchResult, RadixKey
 from prefixmesh.cache.events import CacheSummary, Event, SnapshotPart
+from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.publisher import CachePublisher
 from prefixmesh.cache.radix_cache import RadixCache, RadixOptions
@@ -30,16 +33,23 @@ REPORT_S: Final = 0.1
 OPEN_AGAIN_S: Final = 0.35
 """A router that has heard nothing for so long opens a new stream: longer than a view takes to be stale."""
 
+COPY_S: Final = 0.05
+"""Most of a copy's time: several requests come meanwhile."""
+
+FAILED: Final = 0.2
+"""Share of copies."""
+
 Message = SnapshotPart | Event | CacheSummary
 
 
 class WorkerEnd:
     """A cache with traffic, and whoever reads from it."""
 
-    def __init__(self, sim: Simulation, network: Network, pages: int) -> None:
+    def __init__(self, sim: Simulation, network: Network, pages: int, host_pages: int) -> None:
         self._sim = sim
         self._network = network
         self._pages = pages
+        self._host_pages = host_pages
         self._rng = sim.fork_rng("worker")
         self._read: tuple[Epoch, int] | None = None
         self._stream = 0
@@ -52,7 +62,9 @@ class WorkerEnd:
         epochs = self._rng
         self.publisher = CachePublisher(lambda: Epoch(epochs.getrandbits(64)), log_events=20, log_blocks=60)
         self.allocator = PageAllocator(self._pages)
-        self.cache = RadixCache(self.allocator, 1, RadixOptions(block_size=BLOCK, events=self.publisher))
+        host = PageAllocator(self._host_pages) if self._host_pages else None
+        options = RadixOptions(host=host, block_size=BLOCK, events=self.publisher)
+        self.cache = RadixCache(self.allocator, 1, options)
         self._deliver = None
 
     def open(
@@ -67,18 +79,30 @@ class WorkerEnd:
             self.send_events()
 
     def use(self) -> None:
-        """One request: a prompt is looked up, computed and kept, with eviction where the pool is full."""
+        """One request: a prompt is looked up, computed and kept, with eviction where the pool is full. One that the host could give more of
+        waits for that in vain."""
         rng = self._rng
         prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 6 * BLOCK))]
         key = RadixKey(Namespace(b"n" * 16), pack(prompt))
         match = self.cache.match_prefix(key, self._sim.now)
+        if match.host_hit_length and self._bring_back(match):
+            self.send_events()
+            return
         receipt = self.cache.lock(match.last_device_node)
         missing = len(prompt) - match.matched_tokens
         self.cache.evict(max(0, missing - self.allocator.free_pages))
         fresh = self.allocator.allocate(missing)
         if fresh is not None:
-            self.cache.insert(key, np.concatenate((match.device_indices, fresh)), self._sim.now)
+            pages = np.concatenate((match.device_indices, fresh))
+            inserted = self.cache.insert(key, pages, self._sim.now)
+            if self._host_pages:
+                self._back_up(inserted.last_device_node)
         self.cache.release(receipt)
+        self.send_events()
+
+    def forget(self) -> None:
+        """Some of the device goes; what the host has too stays there."""
+        self.cache.evict(self._rng.randrange(self._pages))
         self.send_events()
 
     def flush(self) -> None:
@@ -100,6 +124,30 @@ class WorkerEnd:
         for event in events:
             self._send(event)
         self._read = (self.publisher.epoch, self.publisher.sequence)
+
+    def _back_up(self, node: TreeNode) -> None:
+        transfers = self.cache.transfers
+        copy = transfers.begin_offload(node)
+        if copy is not None:
+            self._end_later(copy, transfers.finish_offload, transfers.abort_offload)
+
+    def _bring_back(self, match: MatchResult) -> bool:
+        transfers = self.cache.transfers
+        copy = transfers.begin_restore(match)
+        if copy is None:
+            return False
+        self._end_later(copy, transfers.finish_restore, transfers.fail_restore)
+        return True
+
+    def _end_later(self, copy: Any, finish: Callable[[Any], None], fail: Callable[[Any], None]) -> None:
+        """Nothing of a copy is there before its end."""
+        end = fail if self._rng.random() < FAILED else finish
+        self._sim.call_later(self._rng.uniform(0.0, COPY_S), self._end_copy, self.cache, end, copy)
+
+    def _end_copy(self, cache: RadixCache, end: Callable[[Any], None], copy: object) -> None:
+        if cache is self.cache:  # else that life is over
+            end(copy)
+            self.send_events()
 
     def _send_snapshot(self, snapshot: Snapshot, stream: int) -> None:
         """Parts one after the other, a little later each; the cache goes on meanwhile."""
@@ -182,10 +230,12 @@ class RouterEnd:
 class ViewScene:
     """Both ends and the network between them."""
 
-    def __init__(self, seed: int, *, quality: LinkQuality | None = None, pages: int = 64) -> None:
+    def __init__(
+        self, seed: int, *, quality: LinkQuality | None = None, pages: int = 64, host_pages: int = 0
+    ) -> None:
         self.sim = Simulation(seed)
         self.network = Network(self.sim, quality)
-        self.worker = WorkerEnd(self.sim, self.network, pages)
+        self.worker = WorkerEnd(self.sim, self.network, pages, host_pages)
         self.router = RouterEnd(self.sim, self.network, self.worker)
 
     @property
