@@ -71,6 +71,10 @@ class EngineRates:
         ms_per_token = self._line.at(PROFILE_TOKENS)
         return 1000.0 / ms_per_token if ms_per_token > 0.0 else 0.0
 
+    def prefill_ms(self, begin: int, end: int) -> float:
+        """What a prefill of the tokens from ``begin`` to ``end`` of a prompt takes by the curve; 0 before anything was measured. O(1)."""
+        return self._line.start * (end - begin) + self._line.slope * (end**2 - begin**2)
+
     def record(
         self, *, prefill_tokens: int, decoding: int, elapsed_s: float, prefill_squares: int = 0
     ) -> None:

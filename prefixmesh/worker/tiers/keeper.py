@@ -1,0 +1,378 @@
+"""The keeper of the host tier: decides what is copied between device and host, and tells the tree how each copy ended. Pure.
+
+It stands between three: the *tree* (``cache.transfers``) knows what both tiers hold and locks both ends of a copy; the *mover* copies
+bytes and knows no tree; the *scheduler* says what was inserted, found and wanted. Every copy that it begins is one job of the mover, in
+flight until ``collect`` takes its outcome; nothing here waits but ``wait``.
+
+::
+
+    KvManager.commit ── inserted(node) ─► queue ─► begin_offload ─► mover ─► collect: finish_offload | abort_offload
+    KvManager.admit ─── begin_load(match) ───────► begin_restore ─► mover ─► collect: finish_restore | fail_restore
+
+What writes when follows SGLang's HiCache (write-through, write-through-selective, layer-wise loading); that a load-back is weighed
+against the prefill's curve, and that everything in flight is bounded in pages and in time, is ours. Without a host tier there is no
+keeper at all.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from prefixmesh.cache.base import MatchResult, RadixKey
+from prefixmesh.cache.node import INDEX_BYTES, TreeNode
+from prefixmesh.cache.radix_cache import RadixCache
+from prefixmesh.cache.transfers import Copy, Offload
+from prefixmesh.config import HostWritePolicy
+from prefixmesh.errors import InvariantError
+from prefixmesh.tokens import TOKEN_BYTES
+from prefixmesh.worker.engine_rates import EngineRates
+from prefixmesh.worker.messages import TierCounts
+from prefixmesh.worker.tiers.backups import MAX_QUEUED_BACKUPS, BackupQueue, missing_tokens
+from prefixmesh.worker.tiers.copies import CANCELLED, CopyJob, Mover, Outcome
+from prefixmesh.worker.tiers.load_back_rates import LoadBackRates
+from prefixmesh.worker.tiers.load_backs import MAX_STALL_MS, Load, is_worth_loading, queued_ms
+
+COPYING_SHARE: Final = 8
+"""Backups in flight lock at most one part in so many of the device's pages, so that copies never leave too little to evict; and a single
+one may always be under way, however long its path."""
+
+MAX_COPYING_BYTES: Final = 64 << 20
+"""Of backups in flight: enough to keep any link busy from step to step, and little enough that what is asked for meanwhile (a load-back,
+a page that a copy locks) does not wait long."""
+
+MAX_LOOKS: Final = 32
+"""Queued nodes that are looked at after one step."""
+
+STEP_WAIT_S: Final = 0.5
+"""A step waits so long at most, in all, for KV that is still coming: then it is void, and computed without it (no step over 1 s)."""
+
+LATE_COPY_S: Final = 0.25
+"""Pages that a backup will give free are waited for until it is so old; whoever needs pages then takes others'."""
+
+STUCK_COPY_S: Final = 10.0
+"""A copy that has not ended after so long is not counted on any more: whoever finds no room because of it is told so."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeeperConfig:
+    """The keeper's bounds and policy."""
+
+    device_pages: int
+    host_pages: int
+    write_policy: HostWritePolicy = "write_through"
+    load_back_ms_per_token: float = 0.0
+    """As measured before there was any traffic; 0 is not measured."""
+
+    max_queued_backups: int = MAX_QUEUED_BACKUPS
+
+
+class Backup:
+    """One backup in flight."""
+
+    __slots__ = ("began_at", "copy", "node", "number")
+
+    def __init__(self, number: int, node: TreeNode, copy: Offload, now: float) -> None:
+        self.number = number
+        self.node = node
+        self.copy = copy
+        self.began_at = now
+
+    @property
+    def pages(self) -> int:
+        """How many are copied."""
+        return len(self.copy.device_pages)
+
+
+class Keeper:
+    """See the module. Not thread-safe: the engine's loop owns it.
+
+    * told what happens: ``inserted``, ``matched``, ``computed``, ``flushed``
+    * load-backs: ``peek``, ``begin_load``, then ``start`` or ``undo``; ``leave``; ``may_begin``, ``is_overdue``, ``expect``
+    * backups: ``pump``, ``save``
+    * outcomes: ``collect``, ``wait``
+    * look at: ``is_copying``, ``pages_coming``, ``may_free_pages``, ``counts``, ``check_invariants``
+    """
+
+    def __init__(self, cache: RadixCache, mover: Mover, engine: EngineRates, config: KeeperConfig) -> None:
+        """``engine`` are the rates that load-backs are weighed against. ``cache`` must have a host tier."""
+        self._cache = cache
+        self._mover = mover
+        self._engine = engine
+        self._config = config
+        self._queue = BackupQueue(config.write_policy, config.max_queued_backups)
+        self.rates = LoadBackRates(
+            token_bytes=mover.page_bytes / cache.page_size, ms_per_token=config.load_back_ms_per_token
+        )
+        self.on_backed_up: Callable[[TreeNode], None] = _nobody
+        """Told of every node whose path has just become complete on the host."""
+
+        self._max_copying_pages = max(
+            1, min(config.device_pages // COPYING_SHARE, MAX_COPYING_BYTES // max(1, mover.page_bytes))
+        )
+        self._last_number = 0
+        self._backups: dict[int, Backup] = {}
+        self._loads: dict[int, Load] = {}
+        self._copying: dict[TreeNode, Backup] = {}
+        """The same backups, by where they end."""
+
+        self._copying_pages = 0
+        self._ended: list[Load] = []
+        """Loads that have ended, or that a flush has made useless, since the last ``collect``."""
+
+        self._is_expecting = False
+        self._backed_up_tokens = self._dropped_tokens = self._loaded_back_tokens = 0
+        self._recomputed_tokens = self._failed_copies = 0
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether any job is in flight."""
+        return bool(self._backups or self._loads)
+
+    @property
+    def copying_pages(self) -> int:
+        """Device pages that load-backs in flight own. O(copies)."""
+        return self._cache.copying_pages
+
+    def inserted(self, node: TreeNode) -> None:
+        """The KV on the path to ``node`` is complete on the device. O(1)."""
+        self._queue.inserted(node)
+
+    def matched(self, match: MatchResult) -> None:
+        """Somebody was admitted with ``match``. O(depth)."""
+        if not match.last_device_node.host_pages:
+            self._queue.matched(match.last_device_node)
+
+    def computed(self, size_tokens: int) -> None:
+        """So many tokens that a lower tier has are computed all the same."""
+        self._recomputed_tokens += size_tokens
+
+    def flushed(self) -> None:
+        """The cache is empty: nothing is backed up any more, and what is loading serves nobody."""
+        self._queue.clear()
+        for load in self._loads.values():
+            if load.is_waited_for:
+                load.error = "the cache was flushed"
+                self._ended.append(load)
+                self.leave(load)
+
+    def peek(self, key: RadixKey) -> int:
+        """Tokens of ``key`` that an admission would not have to compute: those on the device, and those of the host if loading them
+        takes less. Changes nothing; as ``PrefixCache.peek``."""
+        found = self._cache.peek_tiers(key)
+        worth = is_worth_loading(self.rates, self._engine, found.device, found.host, 0.0)
+        return found.device + found.host if worth else found.device
+
+    def begin_load(self, match: MatchResult, owner: str, now: float) -> Load | None:
+        """Take device pages for what only the host has of ``match``, in the step that matched; None when there is nothing, when computing
+        it takes less, or when no page can be had. Nothing is copied before ``start``. O(depth + pages)."""
+        host_tokens = match.host_hit_length
+        if not host_tokens:
+            return None
+        before_ms = queued_ms(self._loads.values(), now)
+        if not is_worth_loading(self.rates, self._engine, match.matched_tokens, host_tokens, before_ms):
+            self.rates.refused()
+            return None
+        copy = self._cache.transfers.begin_restore(match, owner)
+        if copy is None:
+            return None
+        size_tokens = len(copy.device_pages) * self._cache.page_size
+        expected_ms = before_ms + self.rates.restore_ms(size_tokens)
+        return Load(self._next_number(), copy, size_tokens, now, expected_ms)
+
+    def start(self, load: Load) -> None:
+        """Its request is admitted: copy."""
+        self._loads[load.number] = load
+        copy = load.copy
+        self._mover.start(
+            CopyJob(
+                number=load.number,
+                kind="restore",
+                device_pages=copy.device_pages,
+                host_pages=copy.host_pages,
+            )
+        )
+
+    def undo(self, load: Load) -> None:
+        """Its request is not admitted after all: the pages are free again."""
+        self._cache.transfers.fail_restore(load.copy)
+
+    def leave(self, load: Load) -> None:
+        """Its request waits for it no longer. What has begun goes on, and ends as cached KV; what has not is not begun."""
+        load.is_waited_for = False
+        self._mover.cancel(load.number)
+
+    def may_begin(self, load: Load, compute_ms: float, now: float) -> bool:
+        """Whether a step that computes for ``compute_ms`` may begin on it: its first layer is there, and the others will come about as
+        fast as they are read."""
+        return load.left_ms(now) <= compute_ms + MAX_STALL_MS and self._mover.layers_done(load.number) >= 1
+
+    def expect(self, loads: Iterable[Load]) -> None:
+        """The next step reads what these bring, and no step before it what others bring."""
+        numbers = [load.number for load in loads]
+        if numbers or self._is_expecting:
+            self._mover.expect(numbers, STEP_WAIT_S)
+            self._is_expecting = bool(numbers)
+
+    def pump(self, now: float) -> None:
+        """Begin what backups fit beside those in flight. O(path) for each of at most ``MAX_LOOKS`` nodes."""
+        for _ in range(min(len(self._queue), MAX_LOOKS)):
+            if self._copying_pages >= self._max_copying_pages:
+                return
+            node = self._queue.take()
+            if node is None:
+                return
+            if self._is_under_way(node):
+                self._queue.put_back(node)  # until what stands above it has come
+            else:
+                self._back_up(node, now)
+
+    def save(self, node: TreeNode, now: float) -> bool:
+        """Back up at once what the host lacks of the path to ``node``, whose device pages are about to be taken; False when the host has
+        all of it already, has no room, or when it is computed again as fast. O(depth + pages)."""
+        missing = missing_tokens(node)
+        if not missing or self._copying_pages > self._config.device_pages // 2 or self._is_behind(now):
+            return False
+        end = node.start + len(node.key) // TOKEN_BYTES
+        copies_ms = self.rates.offload_ms(missing) + self.rates.restore_ms(missing)
+        compute_ms = self._engine.prefill_ms(end - missing, end)
+        if 0.0 < compute_ms <= copies_ms:
+            return False
+        return self._back_up(node, now)
+
+    def collect(self, now: float) -> list[Load]:
+        """Tell the tree of every copy that has ended; returns the loads among them that somebody waits for, and those that a flush has
+        made useless. O(depth + pages) for each."""
+        for outcome in self._mover.take_done():
+            self._end(outcome)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def wait(self, at_most_s: float) -> None:
+        """Block until a copy has ended, or for so long."""
+        self._mover.wait_done(at_most_s)
+
+    def pages_coming(self, now: float) -> int:
+        """Device pages that nothing but a backup locks that ought to end soon. O(copies * depth)."""
+        coming = 0
+        for backup in self._backups.values():
+            if now - backup.began_at < LATE_COPY_S:
+                at: TreeNode | None = backup.node
+                while at is not None and at.lock_ref == 1:
+                    coming += len(at.pages) // INDEX_BYTES
+                    at = at.parent
+        return coming
+
+    def may_free_pages(self, now: float) -> bool:
+        """Whether a copy is in flight whose end may give pages back, of those that are not stuck. O(copies)."""
+        jobs: list[Backup | Load] = [*self._backups.values(), *self._loads.values()]
+        return any(now - job.began_at < STUCK_COPY_S for job in jobs)
+
+    def counts(self) -> TierCounts:
+        """What moved since the start, and what the host holds. O(copies)."""
+        cache, host_pages = self._cache, self._config.host_pages
+        return TierCounts(
+            host_total_pages=host_pages,
+            host_free_pages=host_pages - cache.host_pages - sum(job.pages for job in self._backups.values()),
+            host_evictable_pages=cache.host_pages - cache.host_protected_pages,
+            host_protected_pages=cache.host_protected_pages,
+            backed_up_tokens=self._backed_up_tokens,
+            dropped_tokens=self._dropped_tokens + self._queue.dropped_tokens,
+            loaded_back_tokens=self._loaded_back_tokens,
+            recomputed_tokens=self._recomputed_tokens,
+            failed_copies=self._failed_copies,
+            copies_in_flight=len(self._backups) + len(self._loads),
+        )
+
+    def close(self) -> None:
+        """End the mover."""
+        self._mover.close()
+
+    def check_invariants(self) -> None:
+        """The tree and the keeper know of the same copies; raises InvariantError. O(copies)."""
+        mine: set[Copy] = {backup.copy for backup in self._backups.values()}
+        mine |= {load.copy for load in self._loads.values()}
+        if not mine <= set(self._cache.transfers.in_flight):
+            raise InvariantError(f"Keeper: a copy in flight has ended in the tree: {self!r}")
+        pages = sum(backup.pages for backup in self._backups.values())
+        if pages != self._copying_pages or len(self._copying) != len(self._backups):
+            raise InvariantError(f"Keeper: {pages} pages are copied, {self._copying_pages} are counted")
+
+    def _next_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
+
+    def _is_under_way(self, node: TreeNode) -> bool:
+        """Whether part of what the host lacks of the path to ``node`` is being copied. O(depth)."""
+        at: TreeNode | None = node
+        while at is not None and not at.host_pages:
+            if at in self._copying:
+                return True
+            at = at.parent
+        return False
+
+    def _is_behind(self, now: float) -> bool:
+        return any(now - backup.began_at >= LATE_COPY_S for backup in self._backups.values())
+
+    def _back_up(self, node: TreeNode, now: float) -> bool:
+        if node in self._copying:
+            return False
+        copy = self._cache.transfers.begin_offload(node)
+        if copy is None:
+            if node.pages:
+                self._dropped_tokens += missing_tokens(node)
+            return False
+        backup = Backup(self._next_number(), node, copy, now)
+        self._backups[backup.number] = self._copying[node] = backup
+        self._copying_pages += backup.pages
+        self._mover.start(
+            CopyJob(
+                number=backup.number,
+                kind="offload",
+                device_pages=copy.device_pages,
+                host_pages=copy.host_pages,
+            )
+        )
+        return True
+
+    def _end(self, outcome: Outcome) -> None:
+        if outcome.error and outcome.error != CANCELLED:
+            self._failed_copies += 1
+        backup = self._backups.pop(outcome.number, None)
+        if backup is not None:
+            self._end_backup(backup, outcome)
+        elif (load := self._loads.pop(outcome.number, None)) is not None:
+            self._end_load(load, outcome)
+
+    def _end_backup(self, backup: Backup, outcome: Outcome) -> None:
+        del self._copying[backup.node]
+        self._copying_pages -= backup.pages
+        if outcome.error:
+            self._cache.transfers.abort_offload(backup.copy)
+            return
+        self._cache.transfers.finish_offload(backup.copy)
+        size_tokens = backup.pages * self._cache.page_size
+        self._backed_up_tokens += size_tokens
+        self.rates.offloaded(size_tokens, outcome.elapsed_s)
+        if backup.node.host_pages:
+            self.on_backed_up(backup.node)
+
+    def _end_load(self, load: Load, outcome: Outcome) -> None:
+        if outcome.error:
+            self._cache.transfers.fail_restore(load.copy)
+        else:
+            self._cache.transfers.finish_restore(load.copy)
+            self._loaded_back_tokens += load.size_tokens
+            self.rates.restored(load.size_tokens, outcome.elapsed_s)
+        if load.is_waited_for:
+            load.error = outcome.error
+            self._ended.append(load)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Keeper {len(self._queue)} queued | {len(self._backups)} backups, {len(self._loads)} load-backs in flight | "
+            f"{self._backed_up_tokens} tokens backed up, {self._loaded_back_tokens} loaded back>"
+        )
+
+
+def _nobody(node: TreeNode) -> None:
+    """Nothing stands behind the host."""
