@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,18 @@ Pieces = npt.NDArray[np.uint16]
 """Numbers by page, slot and layer: [pages, page_size, LAYERS]."""
 
 _MS_PER_S: Final = 1e3
+
+
+class Alarm(Protocol):
+    """Who is to wake the mover's caller: ``CopyAlarm``."""
+
+    def set(self, when: float | None) -> None:
+        """Do it then, and no other time; None never."""
+        ...
+
+    def close(self) -> None:
+        """Never do it again."""
+        ...
 
 
 class _Copy:
@@ -69,7 +81,7 @@ class FakeMover:
         ms_per_token: Callable[[CopyJob], float],
         time: EngineTime,
         rng: Random,
-        alarm: Callable[[float | None], None] | None = None,
+        alarm: Alarm | None = None,
     ) -> None:
         """``kv`` are the device's numbers, by slot. ``page_bytes`` is told to whoever asks, of a model of some size. ``alarm`` is told of
         ``next_due`` whenever that may have changed."""
@@ -78,7 +90,7 @@ class FakeMover:
         self._ms_per_token = ms_per_token
         self._time = time
         self._rng = rng
-        self._alarm = alarm or _nobody
+        self._alarm = alarm
         # Untouched memory costs nothing, as the device's.
         self._host = _pieces(np.zeros(host_pages * page_size, dtype=np.uint64), page_size)
         self._device = _pieces(kv, page_size)
@@ -123,7 +135,7 @@ class FakeMover:
         lane.waiting.append(copy)
         if lane.at_work is None:
             self._begin_next(lane, self._time.now())
-        self._alarm(self.next_due())
+        self._set_alarm()
 
     def cancel(self, number: int) -> None:
         """See ``Mover.cancel``."""
@@ -134,7 +146,7 @@ class FakeMover:
         self._lane(copy.job).waiting.remove(copy)
         copy.error = CANCELLED
         self._done.append(Outcome(number, 0.0, CANCELLED))
-        self._alarm(self.next_due())
+        self._set_alarm()
 
     def layers_done(self, number: int) -> int:
         """See ``Mover.layers_done``."""
@@ -149,7 +161,7 @@ class FakeMover:
         for outcome in done:
             del self._copies[outcome.number]
         if done:
-            self._alarm(self.next_due())
+            self._set_alarm()
         return done
 
     def wait_done(self, at_most_s: float) -> None:
@@ -177,7 +189,8 @@ class FakeMover:
         self._done.clear()
         self._expected.clear()
         self._to_device, self._to_host = _Lane(), _Lane()
-        self._alarm(None)
+        if self._alarm is not None:
+            self._alarm.close()
 
     def catch_up(self) -> None:
         """Do what was due by now. O(what that is)."""
@@ -205,6 +218,10 @@ class FakeMover:
     def _pass_until(self, when: float) -> None:
         self._time.pass_until(when)
         self.catch_up()
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.set(self.next_due())
 
     def _lane(self, job: CopyJob) -> _Lane:
         return self._to_host if job.kind == "offload" else self._to_device
@@ -278,7 +295,3 @@ class FakeMover:
 def _pieces(numbers: Chains, page_size: int) -> Pieces:
     """The same memory, by page, slot and layer."""
     return numbers.reshape(-1).view(np.uint16).reshape(-1, page_size, LAYERS)
-
-
-def _nobody(_: float | None) -> None:
-    """Nobody wants to know."""

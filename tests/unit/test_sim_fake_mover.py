@@ -1,11 +1,14 @@
 """The fake worker's mover: bytes move in virtual time and within their copy, layers come one after the other, and troubles are told."""
 
 import random
+import threading
+import time
 
 import numpy as np
 import pytest
 
 from prefixmesh.errors import InternalError, LoadBackError
+from prefixmesh.sim.copy_alarm import CopyAlarm
 from prefixmesh.sim.copy_troubles import CopyTrouble, TroubleOdds, drawn_troubles
 from prefixmesh.sim.fake_engine import VirtualTime
 from prefixmesh.sim.fake_model import LAYERS
@@ -19,13 +22,25 @@ COPY_S = 2 * PAGE * MS_PER_TOKEN / 1e3
 """Of two pages, as all copies here."""
 
 
+class NotedAlarm:
+    def __init__(self) -> None:
+        self.times: list[float | None] = []
+        self.is_closed = False
+
+    def set(self, when: float | None) -> None:
+        self.times.append(when)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 class Bench:
     """A mover between eight pages of the device, which hold numbers, and eight of the host."""
 
     def __init__(self, seed: int = 0) -> None:
         self.time = VirtualTime()
         self.kv = np.arange(1, PAGES * PAGE + 1, dtype=np.uint64) << np.uint64(40) | np.uint64(7)
-        self.alarms: list[float | None] = []
+        self.alarm = NotedAlarm()
         self.mover = FakeMover(
             self.kv,
             page_size=PAGE,
@@ -34,7 +49,7 @@ class Bench:
             ms_per_token=lambda _: MS_PER_TOKEN,
             time=self.time,
             rng=random.Random(seed),
-            alarm=self.alarms.append,
+            alarm=self.alarm,
         )
 
     def start(self, number: int, kind: CopyKind, device: tuple[int, int], host: tuple[int, int]) -> None:
@@ -218,7 +233,7 @@ def test_alarm_is_told_of_what_is_due_next() -> None:
     bench = Bench()
     bench.start(1, "offload", (0, 1), (0, 1))
     bench.finish()
-    assert bench.alarms == [pytest.approx(COPY_S), None]
+    assert bench.alarm.times == [pytest.approx(COPY_S), None]
 
 
 def test_closed_mover_tells_nothing_more() -> None:
@@ -226,7 +241,7 @@ def test_closed_mover_tells_nothing_more() -> None:
     bench.start(1, "offload", (0, 1), (0, 1))
     bench.mover.close()
     bench.time.pass_until(1.0)
-    assert (bench.mover.take_done(), bench.mover.next_due(), bench.alarms[-1]) == ([], None, None)
+    assert (bench.mover.take_done(), bench.mover.next_due(), bench.alarm.is_closed) == ([], None, True)
 
 
 def test_number_that_is_in_use_is_refused() -> None:
@@ -250,3 +265,25 @@ def test_drawn_troubles_are_the_same_for_one_seed_and_as_often_as_asked() -> Non
     assert 100 < sum(bool(one.error) for one in some) < 300
     assert 50 < sum(one.told_late_s > 0.0 for one in some) < 150
     assert max(one.slow_s for one in some) <= 2.0
+
+
+def test_alarm_rings_once_at_the_last_time_that_was_set_and_ends_its_thread() -> None:
+    rung: list[float] = []
+    rings = threading.Semaphore(0)
+
+    def ring() -> None:
+        rung.append(time.monotonic())
+        rings.release()
+
+    alarm, threads = CopyAlarm(ring), threading.active_count()
+    alarm.set(time.monotonic() + 3600.0)
+    alarm.set(when := time.monotonic() + 0.01)
+    assert rings.acquire(timeout=60.0)
+    alarm.set(0.0)
+    assert rings.acquire(timeout=60.0)
+    alarm.set(None)
+    alarm.close()
+    alarm.set(0.0)
+    assert len(rung) == 2
+    assert rung[0] >= when
+    assert threading.active_count() == threads
