@@ -115,7 +115,8 @@ class DecodeGraphs:
     def forward(self, plan: BatchPlan) -> torch.Tensor | None:
         """Replay a step; None when it must be computed as ever, in which case nothing was done.
 
-        Returns float32 [R, vocab_size], valid until the next replay. Cost on the CPU O(pages) and one launch.
+        Returns float32 [R, vocab_size], valid until the next replay. Cost on the CPU O(pages) and one launch. LoadBackError, and nothing
+        done, when KV that the step reads did not come.
         """
         if not only_decodes(plan):
             return None
@@ -124,6 +125,7 @@ class DecodeGraphs:
         if size is None or len(plan.kv_indices) + size - sequences > self._max_pages or self._leaves(plan):
             return None
         recorded = self._recorded[size]
+        self._pool.await_layers()  # a recording cannot ask for one layer after the other
         self._fill(recorded, pad_decodes(plan, size, self._pool.num_pages, self._pool.page_size))
         recorded.recording.replay()
         return self._logits[:sequences]

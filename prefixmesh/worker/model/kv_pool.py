@@ -6,7 +6,11 @@ One tensor of [num_layers, 2, num_pages, page_size, num_kv_heads, head_dim]. A l
 
 The pool knows nothing of who owns a page. It is zeroed when made, so that memory nobody wrote holds no NaN. Behind the pages that
 can be owned there may be scratch pages, which nobody may own (see ``padded_batch``).
+
+Where KV may be on its way from another memory, who reads a layer asks ``await_layer`` before.
 """
+
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,8 +19,19 @@ from prefixmesh.errors import ConfigError
 from prefixmesh.model_files.model_config import ModelConfig
 
 
+class Arrivals(Protocol):
+    """What brings KV to the pool while steps are computed: ``Mover``."""
+
+    def await_layer(self, layer: int) -> None:
+        """Block until what the step reads of a layer is there; LoadBackError when it does not come."""
+        ...
+
+
 class KVPool:
     """Paged memory for keys and values of all layers."""
+
+    arrivals: Arrivals | None = None
+    """Set where there is a host tier."""
 
     def __init__(
         self,
@@ -37,11 +52,12 @@ class KVPool:
 
         self.scratch_pages = scratch_pages
         self.page_size = page_size
+        self.num_layers = config.num_layers
         self.dtype = dtype
         self.device = device
         pages = num_pages + scratch_pages
         shape = (config.num_layers, 2, pages, page_size, config.num_kv_heads, config.head_dim)
-        self.storage = _zeros(shape, dtype, device)
+        self.storage = zeros(shape, dtype, device)
         slots = self.storage.view(
             config.num_layers, 2, pages * page_size, config.num_kv_heads, config.head_dim
         )
@@ -61,6 +77,24 @@ class KVPool:
         """Bytes of the whole pool, scratch pages included."""
         return self.storage.nbytes
 
+    @property
+    def page_shape(self) -> tuple[int, ...]:
+        """Of all that one page holds: [num_layers, 2, page_size, num_kv_heads, head_dim]."""
+        layers, two, _, *rest = self.storage.shape
+        return layers, two, *rest
+
+    def await_layer(self, layer: int) -> None:
+        """Before a step reads a layer: block until what it reads of it has come. Nothing where nothing is on its way. Raises LoadBackError
+        when it does not come: the step is void."""
+        if self.arrivals is not None:
+            self.arrivals.await_layer(layer)
+
+    def await_layers(self) -> None:
+        """The same for all layers, for a step that reads them without asking."""
+        if self.arrivals is not None:
+            for layer in range(self.num_layers):
+                self.arrivals.await_layer(layer)
+
     def keys(self, layer: int) -> torch.Tensor:
         """A layer's keys by slot: a view of [slots, num_kv_heads, head_dim]."""
         return self._keys[layer]
@@ -79,7 +113,7 @@ class KVPool:
         self._values[layer].index_copy_(0, slots, values)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros; on a CPU by calloc, so that pages of memory which no sequence has used yet are not taken from the machine
     (``torch.zeros`` writes them all)."""
     if device.type != "cpu":

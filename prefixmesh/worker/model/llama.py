@@ -77,7 +77,8 @@ class Llama:
     ) -> torch.Tensor:
         """Compute ``T`` new tokens, write their K/V to the pool; float32 logits of the wanted rows, [R, vocab_size].
 
-        ``attention`` must have prepared the same plan, and ``lora`` be the same plan's adapters.
+        ``attention`` must have prepared the same plan, and ``lora`` be the same plan's adapters. LoadBackError when KV that the step reads
+        did not come; some of the new tokens' K/V are written then.
         """
         weights, tokens = self._weights, len(step.out_slots)
         angles = self._rope.at(step.positions)
@@ -86,6 +87,7 @@ class Llama:
         for index, layer in enumerate(weights.layers):
             normed = self._norm(hidden, layer.attention_norm)
             q = self._queries(index, layer, normed, angles, step.out_slots, lora)
+            self._pool.await_layer(index)  # not later: at a step's end all that it reads has come
             if index == last and not step.num_logits:
                 return hidden.new_empty(
                     (0, self._config.vocab_size)

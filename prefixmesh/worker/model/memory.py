@@ -5,11 +5,14 @@ or, on a CPU, of what was available before the weights were loaded (the smaller 
 figure). ``max_total_tokens`` asks for a size outright. On a CPU the pool is also held to a few contexts unless asked for, since
 free memory there is rarely meant for KV alone.
 
+The host tier's pool comes on top, of the size that was asked for or not at all: on a CPU out of the same memory, beside a GPU out of the
+host's.
+
 Workers on one machine that share a device share its memory, and none knows of the others: give each a fraction such that
 they add up to less than one, or a ``max_total_tokens``. (CPU pools take memory only as pages are first used.)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +25,7 @@ CPU_POOL_CONTEXTS: Final = 8
 conversation such a machine can compute, and far from taking all its memory."""
 
 MIB: Final = 2**20
+GIB: Final = 2**30
 
 GPU_WORKING_BYTES: Final = 1024 * MIB
 """On a GPU so much must be left beside weights and pool: two workspaces of FlashInfer, recorded decode steps, the activations of a
@@ -65,6 +69,29 @@ class MemorySums:
     adapters: int = 0
     """Set aside for the weights of resident LoRA adapters."""
 
+    host_pages: int = 0
+    """Pages of the host tier; 0 without one."""
+
+    host_reason: str = ""
+    """What set their number."""
+
+    staging: int = 0
+    """Set aside on the device for what copies between the tiers pass through."""
+
+    host_memory: DeviceMemory | None = None
+    """Where the host tier is; None where that is the device's own memory."""
+
+    @property
+    def host(self) -> int:
+        """Bytes of the host tier."""
+        return self.host_pages * self.page_size * self.kv_per_token
+
+    @property
+    def on_device(self) -> int:
+        """All bytes in the device's memory."""
+        beside = self.host if self.host_memory is None else 0
+        return self.weights + self.adapters + self.kv + self.staging + beside
+
     @property
     def total_tokens(self) -> int:
         """Tokens the pool holds."""
@@ -78,12 +105,23 @@ class MemorySums:
     def describe(self) -> str:
         """The sums in one line."""
         adapters = f"adapters {self.adapters / MIB:,.0f} MiB + " if self.adapters else ""
-        return (
+        kv = (
             f"weights {self.weights / MIB:,.0f} MiB + {adapters}KV {self.kv / MIB:,.0f} MiB "
-            f"({self.total_tokens:,} tokens of {self.kv_per_token:,} bytes, {self.num_pages:,} pages of {self.page_size}) "
-            f"= {(self.weights + self.adapters + self.kv) / MIB:,.0f} MiB of {self.device.total / MIB:,.0f} MiB ({self.device.source}); "
-            f"size set by {self.reason}"
+            f"({self.total_tokens:,} tokens of {self.kv_per_token:,} bytes, {self.num_pages:,} pages of {self.page_size})"
         )
+        all_of = (
+            f"{self.on_device / MIB:,.0f} MiB of {self.device.total / MIB:,.0f} MiB ({self.device.source})"
+        )
+        if not self.host_pages:
+            return f"{kv} = {all_of}; size set by {self.reason}"
+        tokens = self.host_pages * self.page_size
+        host = f"host tier {self.host / MIB:,.0f} MiB ({tokens:,} tokens, {self.host_pages:,} pages)"
+        staging = f"staging {self.staging / MIB:,.1f} MiB"
+        reasons = f"sizes set by {self.reason} and {self.host_reason}"
+        if self.host_memory is None:
+            return f"{kv} + {host} + {staging} = {all_of}; {reasons}"
+        apart = f"{self.host_memory.total / MIB:,.0f} MiB ({self.host_memory.source})"
+        return f"{kv} + {staging} = {all_of}; {host} of {apart}; {reasons}"
 
 
 def size_pool(
@@ -123,6 +161,45 @@ def size_pool(
     if sums.kv + sums.adapters > memory.free:
         raise ConfigError(
             f"weights and KV pool do not fit: {sums.describe()}; only {memory.free / MIB:,.0f} MiB are free beside the weights"
+        )
+    return sums
+
+
+def size_host_pool(
+    sums: MemorySums,
+    *,
+    ratio: float,
+    size_gib: float,
+    staging_bytes: int,
+    host_memory: DeviceMemory | None,
+) -> MemorySums:
+    """The sums with a host tier of ``size_gib``, or, where that is 0, of ``ratio`` times the pool.
+
+    ``host_memory`` is where it goes; None for the device's own memory. Raises ConfigError with all sums when that, or the staging beside
+    what the device holds, does not fit, or no page does: a smaller tier than was asked for would be a surprise later.
+    """
+    page_bytes = sums.page_size * sums.kv_per_token
+    sums = replace(
+        sums,
+        host_pages=int(size_gib * GIB) // page_bytes if size_gib else int(sums.num_pages * ratio),
+        host_reason=f"hicache_size={size_gib:g}" if size_gib else f"hicache_ratio={ratio:g}",
+        staging=staging_bytes,
+        host_memory=host_memory,
+    )
+    if sums.host_pages < 1:
+        raise ConfigError(
+            f"no page of {page_bytes:,} bytes fits in a host tier of {sums.host_reason}: {sums.describe()}"
+        )
+    lower = "lower hicache_size, hicache_ratio, max_total_tokens or mem_fraction_static, or free memory"
+    if sums.on_device - sums.weights > sums.device.free:
+        raise ConfigError(
+            f"weights, KV pool and host tier do not fit: {sums.describe()}; only {sums.device.free / MIB:,.0f} MiB are free "
+            f"beside the weights; {lower}"
+        )
+    if host_memory is not None and sums.host > host_memory.free:
+        raise ConfigError(
+            f"the host tier does not fit in the host's memory: {sums.describe()}; only {host_memory.free / MIB:,.0f} MiB are "
+            f"free there; {lower}"
         )
     return sums
 

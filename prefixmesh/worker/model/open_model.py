@@ -19,8 +19,17 @@ from prefixmesh.worker.model.device import make_current, resolve_device, resolve
 from prefixmesh.worker.model.kv_pool import KVPool
 from prefixmesh.worker.model.loader import load_weights
 from prefixmesh.worker.model.lora import LoraSlots
-from prefixmesh.worker.model.memory import MemorySums, read_device_memory, size_pool
+from prefixmesh.worker.model.memory import (
+    MemorySums,
+    read_cpu_memory,
+    read_device_memory,
+    size_host_pool,
+    size_pool,
+)
 from prefixmesh.worker.model.runner import ModelRates, ModelRunner
+from prefixmesh.worker.tiers.copies import Mover
+from prefixmesh.worker.tiers.host_pool import HostPool
+from prefixmesh.worker.tiers.open_mover import load_back_ms_per_token, open_mover, staging_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +47,26 @@ class OpenedModel:
     adapters: LoraSlots | None = None
     """Where adapters' weights go; None without an ``adapter_root``."""
 
+    host: HostPool | None = None
+    """The host tier's pages; None without one, as all that follows."""
+
+    mover: Mover | None = None
+    """Copies between the pool and the host tier. Whoever owns the model closes it."""
+
+    load_back_ms_per_token: float | None = None
+    """What it was measured to take to bring a token's KV back from the host."""
+
 
 def open_model(
-    files: ModelFiles, engine: EngineConfig, progress: Callable[[str], None] | None = None
+    files: ModelFiles,
+    engine: EngineConfig,
+    progress: Callable[[str], None] | None = None,
+    on_copied: Callable[[], None] | None = None,
 ) -> OpenedModel:
     """Load, size, warm up and measure. ConfigError when settings do not fit the machine, ModelFileError for bad files.
 
-    ``progress`` is told what happens, a line at a time. Sets torch's thread count, for the whole process, only when
+    ``progress`` is told what happens, a line at a time. ``on_copied`` is called, on any thread, after each copy between the tiers that
+    has ended, once the model is open. Sets torch's thread count, for the whole process, only when
     ``engine.threads`` names one.
     """
     tell = progress or (lambda _: None)
@@ -73,6 +95,14 @@ def open_model(
         on_cpu=device.type == "cpu",
         adapter_bytes=0 if adapters is None else adapters.budget_bytes,
     )
+    if engine.has_host_tier:
+        sums = size_host_pool(
+            sums,
+            ratio=engine.hicache_ratio,
+            size_gib=engine.hicache_size,
+            staging_bytes=staging_bytes(device),
+            host_memory=None if device.type == "cpu" else read_cpu_memory(0),
+        )
     tell(sums.describe())
     logger.info("memory_sums %s", sums.describe())
     scratch_pages = 0 if device.type == "cpu" else 1  # for the dummies of recorded steps
@@ -87,6 +117,14 @@ def open_model(
         rates.prefill_tokens_per_s,
         rates.decode_step_ms,
     )
+    host = mover = load_back_ms = None
+    if sums.host_pages:
+        host = HostPool(pool, sums.host_pages)
+        mover = open_mover(pool, host)
+        load_back_ms = load_back_ms_per_token(mover, pool, host)
+        logger.info("load_back_profiled ms_per_token=%.4f", load_back_ms)
+        mover.on_done = on_copied
+        pool.arrivals = mover
     return OpenedModel(
         config=config,
         runner=runner,
@@ -95,6 +133,9 @@ def open_model(
         device=device,
         dtype=dtype,
         adapters=adapters,
+        host=host,
+        mover=mover,
+        load_back_ms_per_token=load_back_ms,
     )
 
 

@@ -70,7 +70,7 @@ class ModelRunner:
         """Compute one step: K/V of the ``T`` new tokens go to the pool, logits of the ``R`` wanted rows come back.
 
         Returns float32 [R, vocab_size] on the model's device, valid until the next step. DeviceLostError when the GPU failed, in
-        this step or since the last.
+        this step or since the last; LoadBackError when KV that the step reads did not come, and the step is void.
         """
         # Whoever samples waits for the logits, and finds errors. Here only what that left undone is waited for, an unsampled step or a
         # failed one: a library's plan must not overwrite pinned memory of which the step before has yet to be copied.
