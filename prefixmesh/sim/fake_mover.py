@@ -4,9 +4,8 @@ A token's number is as many pieces as the fake model has layers, and a copy move
 within the layer's part of the copy. So pages that are read before they have come, given to somebody else while they are written, or written
 over while they are still read give numbers that are nobody's, and a wrong answer (``fake_model``).
 
-Two lanes, as a card has copy engines for both directions: what goes to the device does not wait for what goes to the host. On each, one copy
-goes after the other. Nothing happens by itself: whoever calls finds done what was due by then, and ``next_due`` says until when nobody
-needs to call.
+As with ``ThreadMover`` one copy goes after the other, and what comes to the device goes before what leaves it. Nothing happens by itself:
+whoever calls finds done what was due by then, and ``next_due`` says until when nobody needs to call.
 """
 
 import heapq
@@ -58,16 +57,6 @@ class _Copy:
         return f"<_Copy {self.job.number} {self.job.kind} of {len(self.job.device_pages)} pages, {state}>"
 
 
-class _Lane:
-    """One direction."""
-
-    __slots__ = ("at_work", "waiting")
-
-    def __init__(self) -> None:
-        self.at_work: _Copy | None = None
-        self.waiting: deque[_Copy] = deque()
-
-
 class FakeMover:
     """See the module. One loop calls it, as any ``Mover``."""
 
@@ -97,7 +86,9 @@ class FakeMover:
         self._copies: dict[int, _Copy] = {}
         """All that were started and whose outcome nobody has taken."""
 
-        self._to_device, self._to_host = _Lane(), _Lane()
+        self._at_work: _Copy | None = None
+        self._to_device: deque[_Copy] = deque()
+        self._to_host: deque[_Copy] = deque()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._ends: list[float] = []
         """When the ends of copies that have begun are told."""
@@ -131,10 +122,9 @@ class FakeMover:
             raise InternalError(f"copy {job.number} was started twice")
         self.catch_up()
         copy = self._copies[job.number] = _Copy(job)
-        lane = self._lane(job)
-        lane.waiting.append(copy)
-        if lane.at_work is None:
-            self._begin_next(lane, self._time.now())
+        self._line(job).append(copy)
+        if self._at_work is None:
+            self._begin_next(self._time.now())
         self._set_alarm()
 
     def cancel(self, number: int) -> None:
@@ -143,7 +133,7 @@ class FakeMover:
         copy = self._copies.get(number)
         if copy is None or copy.has_begun or copy.error:
             return
-        self._lane(copy.job).waiting.remove(copy)
+        self._line(copy.job).remove(copy)
         copy.error = CANCELLED
         self._done.append(Outcome(number, 0.0, CANCELLED))
         self._set_alarm()
@@ -188,7 +178,9 @@ class FakeMover:
         self._ends.clear()
         self._done.clear()
         self._expected.clear()
-        self._to_device, self._to_host = _Lane(), _Lane()
+        self._to_device.clear()
+        self._to_host.clear()
+        self._at_work = None
         if self._alarm is not None:
             self._alarm.close()
 
@@ -223,16 +215,17 @@ class FakeMover:
         if self._alarm is not None:
             self._alarm.set(self.next_due())
 
-    def _lane(self, job: CopyJob) -> _Lane:
+    def _line(self, job: CopyJob) -> deque[_Copy]:
         return self._to_host if job.kind == "offload" else self._to_device
 
     def _at(self, when: float, act: Callable[[], None]) -> None:
         self._asked += 1
         heapq.heappush(self._events, (when, self._asked, act))
 
-    def _begin_next(self, lane: _Lane, now: float) -> None:
+    def _begin_next(self, now: float) -> None:
         """Plan the whole of the copy that is next, if there is any: layer after layer, then its end."""
-        lane.at_work = copy = lane.waiting.popleft() if lane.waiting else None
+        line = self._to_device or self._to_host
+        self._at_work = copy = line.popleft() if line else None
         if copy is None:
             return
         job, trouble = copy.job, self.troubles(copy.job)
@@ -244,9 +237,7 @@ class FakeMover:
             self._at(moved, partial(self._move, job, layer))
             self._at(came, partial(self._has_come, copy, layer))
         over = now + takes_s
-        self._at(
-            over, partial(self._end, copy, lane, trouble, Outcome(job.number, takes_s, trouble.error), over)
-        )
+        self._at(over, partial(self._end, copy, trouble, Outcome(job.number, takes_s, trouble.error), over))
         heapq.heappush(self._ends, over + trouble.told_late_s)
 
     def _takes_s(self, job: CopyJob, trouble: CopyTrouble) -> float:
@@ -267,13 +258,13 @@ class FakeMover:
             case "fetch":
                 self._device[job.device_pages, :, layer] = _pieces(job.buffer, self._page_size)[:, :, layer]
 
-    def _end(self, copy: _Copy, lane: _Lane, trouble: CopyTrouble, outcome: Outcome, now: float) -> None:
+    def _end(self, copy: _Copy, trouble: CopyTrouble, outcome: Outcome, now: float) -> None:
         """Nothing touches its pages any more, which may be told later."""
         if trouble.error:
             self._spoil(copy.job)
             copy.error = trouble.error
         self._at(now + trouble.told_late_s, partial(self._tell, outcome))
-        self._begin_next(lane, now)
+        self._begin_next(now)
 
     def _spoil(self, job: CopyJob) -> None:
         """The destination of a failed copy holds anything."""
@@ -288,7 +279,7 @@ class FakeMover:
         self._done.append(outcome)
 
     def __repr__(self) -> str:
-        waiting = len(self._to_device.waiting) + len(self._to_host.waiting)
+        waiting = len(self._to_device) + len(self._to_host)
         return f"<FakeMover {len(self._copies)} copies, {waiting} of them not begun, {len(self._done)} told>"
 
 
