@@ -18,9 +18,11 @@ demo: $(STAMP)
 	@$(BIN)/prefixmesh demo $(ARGS)
 
 test: $(STAMP)
+	@bash scripts/test_programs
 	@$(BIN)/python -m pytest -m "not deep" $(ARGS)
 
 test-fast: $(STAMP)
+	@bash scripts/test_programs
 	@$(BIN)/python -m pytest -m "not slow and not deep and not cluster" $(ARGS)
 
 test-deep: $(STAMP)

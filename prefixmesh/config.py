@@ -41,10 +41,14 @@ DEFAULT_MODEL: Final = "smollm2"
 MAX_PAGE_SIZE: Final = 256
 MEMORY_STATE: Final = "memory://"
 FILE_STATE: Final = "file://"
+REDIS_STATES: Final = ("redis://", "rediss://")
 _ADDRESS: Final = re.compile(
     r"(?:[A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9_.-]{1,32})?\]):(?P<port>[1-9][0-9]{0,4})"
 )
 """A name of the network or an IPv4 address, or an IPv6 address with or without a zone: never what gRPC would take for another scheme."""
+
+_PASSWORD: Final = re.compile(r":[^:@/]*@")
+"""In a URL: what stands before the ``@``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,7 +269,8 @@ class RouterConfig:
     isolation: Isolation = "tenant"
 
     state: str = MEMORY_STATE
-    """Where workers that operators add are remembered: ``memory://``, until this router ends, or ``file://PATH``."""
+    """Where workers that operators add are remembered: ``memory://``, until this router ends, ``file://PATH``, or
+    ``redis://HOST:PORT/DATABASE``, which several routers share."""
 
     history: str | None = None
     """File that what happens to every request is appended to, for ``prefixmesh history``; None keeps none."""
@@ -301,14 +306,26 @@ def is_address(text: str) -> bool:
 
 
 def check_state_url(url: str) -> None:
-    """Raise ConfigError for a state that is neither memory nor a file."""
-    if url != MEMORY_STATE and not (url.startswith(FILE_STATE) and len(url) > len(FILE_STATE)):
-        raise ConfigError(f"state must be {MEMORY_STATE} or {FILE_STATE}PATH, got {url!r}")
+    """Raise ConfigError for a state that is neither memory, nor a file, nor a Redis."""
+    if url == MEMORY_STATE:
+        return
+    if not any(url.startswith(kind) and len(url) > len(kind) for kind in (FILE_STATE, *REDIS_STATES)):
+        raise ConfigError(
+            f"state must be {MEMORY_STATE}, {FILE_STATE}PATH or redis://HOST:PORT/DATABASE, got {without_password(url)!r}"
+        )
+
+
+def without_password(url: str) -> str:
+    """A state's URL for people and logs."""
+    return _PASSWORD.sub(":***@", url)
 
 
 def describe(config: Any) -> dict[str, Any]:
-    """The effective settings as a flat-enough dict for one log line. No field of a config is a secret (F70)."""
-    return dataclasses.asdict(config)
+    """The effective settings as a flat-enough dict for one log line, without what is secret in them: a state's password (F70)."""
+    settings = dataclasses.asdict(config)
+    if "state" in settings:
+        settings["state"] = without_password(settings["state"])
+    return settings
 
 
 def _check_port(port: int, name: str = "port") -> None:

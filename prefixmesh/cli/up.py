@@ -43,7 +43,7 @@ _ROUTER = RouterConfig(workers=("unused:1",))
 )
 @click.option(
     "--state",
-    metavar="memory://|file://PATH",
+    metavar="memory://|file://PATH|redis://HOST:PORT/DB",
     help="Where the router remembers workers that are added later.  [default: router_state.json in ~/.prefixmesh]",
 )
 @click.option(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from prefixmesh.adapter_names import split_adapter_setting
-from prefixmesh.config import FILE_STATE, MEMORY_STATE, RouterConfig, check_state_url
+from prefixmesh.config import FILE_STATE, RouterConfig, check_state_url
 from prefixmesh.errors import ConfigError, InvalidRequestError
 from prefixmesh.fleet.plan import FleetRequest
 from prefixmesh.model_files.adapter_folder import AdapterRoot
@@ -53,7 +53,7 @@ def check_request(request: FleetRequest) -> FleetRequest:
 
 def _absolute_state(state: str) -> str:
     check_state_url(state)
-    if state == MEMORY_STATE:
+    if not state.startswith(FILE_STATE):
         return state
     return f"{FILE_STATE}{Path(state.removeprefix(FILE_STATE)).expanduser().absolute()}"
 

@@ -72,7 +72,7 @@ _DEFAULTS: Final = RouterConfig(workers=("localhost:1",))  # any address: only t
     "--state",
     default=_DEFAULTS.state,
     show_default=True,
-    metavar="memory://|file://PATH",
+    metavar="memory://|file://PATH|redis://HOST:PORT/DB",
     help="Where workers that are added later are remembered.",
 )
 @click.option(

@@ -27,6 +27,7 @@ from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.explain_service import ExplainService
 from prefixmesh.router.intake import Intake
 from prefixmesh.router.model import RouterModel, load_router_model
+from prefixmesh.router.open_state import open_store
 from prefixmesh.router.operator_service import OperatorService
 from prefixmesh.router.policy import PolicyConfig
 from prefixmesh.router.prepare import RequestPreparer
@@ -34,7 +35,7 @@ from prefixmesh.router.relay import Relay
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.running import RunningRequests
 from prefixmesh.router.service import InferenceService
-from prefixmesh.router.state_store import StateStore, open_store
+from prefixmesh.router.state_store import StateStore
 from prefixmesh.router.worker_aborts import WorkerAborts
 from prefixmesh.router.worker_identity import Expected
 from prefixmesh.router.worker_roster import WorkerRoster

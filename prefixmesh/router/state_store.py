@@ -1,4 +1,4 @@
-"""What routers must remember beyond their own lives: the interface, and which keeper a URL names.
+"""What routers must remember beyond their own lives: the interface of its keepers.
 
 A store holds small values under keys, each with a version that no later write ever repeats, so that a writer can make its write depend
 on what it has read. It knows nothing of what the values mean. Caches are not in it: workers themselves are the truth about those.
@@ -7,10 +7,8 @@ Nothing on a request's path may wait for a store. Its readers keep what they hav
 """
 
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from prefixmesh.config import FILE_STATE, MEMORY_STATE, check_state_url
 from prefixmesh.errors import InvalidRequestError
 
 MAX_KEY_BYTES: Final = 512
@@ -76,20 +74,6 @@ class StateStore(Protocol):
     async def close(self) -> None:
         """Let go of what it holds; watches end."""
         ...
-
-
-def open_store(url: str) -> StateStore:
-    """The store that ``url`` names: ``memory://``, gone with this process, or ``file://PATH``. Reads one file.
-
-    Raises ConfigError for another URL, and when the file cannot be used.
-    """
-    from prefixmesh.router.state_file import FileStore
-    from prefixmesh.router.state_memory import MemoryStore
-
-    check_state_url(url)
-    if url == MEMORY_STATE:
-        return MemoryStore()
-    return FileStore(Path(url.removeprefix(FILE_STATE)).expanduser())
 
 
 def check_key(key: str) -> None:

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import Final
 
 from prefixmesh.config import is_address
-from prefixmesh.errors import PrefixmeshError
+from prefixmesh.errors import PrefixmeshError, UnavailableError
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.state_store import ABSENT, StateStore
 from prefixmesh.router.workers import WorkerPool
@@ -34,11 +34,14 @@ class WorkerRoster:
         self._following: asyncio.Task[None] | None = None
 
     async def start(self, given: Iterable[str]) -> None:
-        """Follow the workers at the addresses ``given``, and those of the store."""
+        """Follow the workers at the addresses ``given``, and those of the store; while it cannot be reached, those that are given."""
         for address in given:
             self._pool.add(Endpoint(address))
-        for entry in await self._store.entries(WORKERS):
-            self._take_over(entry.key, is_there=True)
+        try:
+            for entry in await self._store.entries(WORKERS):
+                self._take_over(entry.key, is_there=True)
+        except UnavailableError as error:
+            _log.warning("state_not_read problem=%r", str(error))
         self._following = asyncio.create_task(self._follow(), name="worker-roster")
 
     async def add(self, address: str) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from prefixmesh.errors import BudgetError, InvalidRequestError
-from prefixmesh.router import state_table
+from prefixmesh.router import state_redis, state_table
+from prefixmesh.router.open_state import open_store
 from prefixmesh.router.state_lease import Lease, release_lease, renew_lease, take_lease
 from prefixmesh.router.state_store import (
     ABSENT,
@@ -18,13 +19,18 @@ from prefixmesh.router.state_store import (
     Change,
     Entry,
     StateStore,
-    open_store,
 )
+from tests.support.redis_server import RedisServer
 
 
-@pytest.fixture(params=["memory://", "file://{folder}/state.json"], ids=["memory", "file"])
+@pytest.fixture(params=["memory", "file", "redis"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StateStore]:
-    opened = open_store(request.param.format(folder=tmp_path))
+    urls = {"memory": "memory://", "file": f"file://{tmp_path}/state.json"}
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        server.empty()
+        urls["redis"] = server.url
+    opened = open_store(urls[request.param])
     yield opened
     await opened.close()
 
@@ -106,7 +112,8 @@ async def test_large_value_is_refused_with_the_limit(store: StateStore) -> None:
 
 async def test_entries_are_bounded(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is there can still be changed and removed."""
-    monkeypatch.setattr(state_table, "MAX_ENTRIES", 2)
+    for keeper in (state_table, state_redis):
+        monkeypatch.setattr(keeper, "MAX_ENTRIES", 2)
     await store.put("a", b"")
     await store.put("b", b"")
     with pytest.raises(BudgetError):

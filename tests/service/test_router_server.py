@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from prefixmesh import fleet_secret
 from prefixmesh.cache.ledger import Hits, LedgerRow, Misses
-from prefixmesh.config import RouterConfig
+from prefixmesh.config import RouterConfig, describe
 from prefixmesh.errors import ConfigError, UnavailableError
 from prefixmesh.proto.cache_counts import encode_cache_counts
 from prefixmesh.proto.v1 import router_pb2, router_pb2_grpc, worker_control_pb2
@@ -132,6 +132,15 @@ async def test_effective_configuration_is_logged_once_without_secrets(
         assert "'spill_weight': 1.5" in record.getMessage()
         for hidden in (router.secret.raw.hex(), router.secret.control_token()):
             assert hidden not in caplog.text
+
+
+def test_password_of_a_state_is_in_no_log() -> None:
+    """The URL is a setting like any other, but for what stands before its host."""
+    shown = describe(RouterConfig(state="redis://:s3cret@127.0.0.1:6379/1"))
+    assert shown["state"] == "redis://:***@127.0.0.1:6379/1"
+    with pytest.raises(ConfigError, match="state must be") as refused:
+        RouterConfig(workers=("127.0.0.1:1",), state="rdis://user:s3cret@127.0.0.1:6379")
+    assert "s3cret" not in str(refused.value)
 
 
 def test_without_api_keys_only_loopback() -> None:

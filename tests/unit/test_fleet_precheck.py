@@ -74,9 +74,9 @@ def test_a_relative_state_is_named_in_full(tmp_path: Path, monkeypatch: pytest.M
     assert check_request(FleetRequest(state="memory://")).state == "memory://"
 
 
-@pytest.mark.parametrize("state", ["file://", "redis://here", "state.json", ""])
+@pytest.mark.parametrize("state", ["file://", "http://here", "state.json", ""])
 def test_a_state_of_no_known_kind_is_refused_before_anything_is_started(state: str) -> None:
-    with pytest.raises(ConfigError, match="state must be memory:// or file://PATH"):
+    with pytest.raises(ConfigError, match="state must be memory://, file://PATH or redis://"):
         check_request(FleetRequest(state=state))
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from prefixmesh.errors import ConfigError, UnavailableError
+from prefixmesh.router.open_state import open_store
 from prefixmesh.router.state_file import FileStore
-from prefixmesh.router.state_store import Entry, open_store
+from prefixmesh.router.state_store import Entry
 
 
 def modes_in(folder: Path) -> dict[str, int]:
@@ -169,10 +170,10 @@ def test_killed_writer_leaves_everything_it_was_told_is_done(tmp_path: Path) -> 
 
 
 def test_state_is_named_by_a_url(tmp_path: Path) -> None:
-    """Two kinds are known; anything else says so."""
+    """Three kinds are known; anything else says so."""
     assert repr(open_store("memory://")) == "MemoryStore(StateTable(0 entries, version 0))"
-    for url in ("redis://localhost", "file://", "state.json", ""):
-        with pytest.raises(ConfigError, match="state must be memory:// or file://PATH"):
+    for url in ("http://localhost", "file://", "redis://", "state.json", ""):
+        with pytest.raises(ConfigError, match="state must be memory://, file://PATH or redis://"):
             open_store(url)
     with pytest.raises(ConfigError, match="cannot keep the state"):
         open_store("file:///proc/nowhere/state.json")
