@@ -4,7 +4,7 @@
 
 *Own*: the prefill that stands before the request there, a wait for a free place or free pages where there are none, the prefill of what
 is not cached, the load-back of what is on the host, the load of its adapter. *Added*: the prefill that need not have been done, the
-useful KV evicted to make room, the slowing of the answers being decoded there. Every term is derived in ``docs/router.md``.
+useful KV evicted to make room (with a host tier no more than its load-back), the slowing of the answers being decoded there. Every term is derived in ``docs/router.md``.
 
 A selfish cost scatters a shared prefix over all workers; pure affinity piles everything on one.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from prefixmesh.router.fleet_columns import ANSWER_TOKENS, FleetColumns, Mask
 from prefixmesh.router.matched_tokens import MatchedTokens
-from prefixmesh.router.measured_rates import Column, RateColumns
+from prefixmesh.router.measured_rates import Column, RateColumns, load_back_ms
 
 ADAPTER_CHAIN: Final = 4.0
 """Loads that pushing an adapter out leads to. It is asked for again, and its load pushes out another, and so on until one goes that some other
@@ -194,7 +194,7 @@ def _cached(
         return device, None
     total = _countable(columns, matches, matches.total, prompt_tokens)
     beyond = total - device
-    loading = beyond * rates.load_back
+    loading = beyond * load_back_ms(rates)
     computing = (rates.linear + rates.quadratic * (total + device)) * beyond
     loads = loading < computing
     return np.where(loads, total, device), loading * loads
@@ -226,11 +226,16 @@ def _wait(columns: FleetColumns, rates: RateColumns, needed: Column) -> Column:
 
 
 def _eviction(columns: FleetColumns, rates: RateColumns, needed: Column, *, lacks: bool) -> Column:
-    """What computing the useful part of the KV that goes to make room would cost. Only where pages lack can less go than should."""
+    """What getting back the useful part of the KV that goes to make room would cost: computing it, or loading it back where it stays on the
+    host and that is cheaper. Only where pages lack can less go than should."""
     eviction = needed - columns.free_tokens
     if lacks:
         np.minimum(eviction, columns.evictable_tokens, out=eviction)
     np.maximum(eviction, _NOTHING, out=eviction)
-    eviction *= rates.linear
+    if columns.some_demote:
+        kept = np.minimum(load_back_ms(rates), rates.linear)
+        eviction *= np.where(columns.demotes > _NOTHING, kept, rates.linear)
+    else:
+        eviction *= rates.linear
     eviction *= _EVICTED_USE
     return eviction

@@ -31,7 +31,7 @@ ANSWER_TOKENS: Final = 64
 """How long an answer is expected to be that nobody knows anything of."""
 
 
-_COLUMNS: Final = 17
+_COLUMNS: Final = 18
 
 
 BOTH_SIDES: Final = 2
@@ -92,6 +92,9 @@ class FleetColumns:
     wait_steps_per_token: Column
     """Decode steps until one more token than those is free; 0 where the pool is not known."""
 
+    demotes: Column
+    """1 where what the device gives up stays on the host, else 0."""
+
     answer_tokens: Column
     """How long an answer is expected to become there: the mean of those that ended last."""
 
@@ -112,6 +115,7 @@ class FleetColumns:
         self._least_room: float | None = None
         self._least_room_now: float | None = None
         self._least_free: float | None = None
+        self._some_demote: bool | None = None
         self._standing: Standing | None = None
         self.rows = 0
         """Rows are below this; all columns are so long."""
@@ -208,6 +212,12 @@ class FleetColumns:
         self.wait_steps_per_token[row] = length / max(self.pool_tokens.item(row) - room, length)
         self._least_free = self._least_room_now = None
 
+    def set_host_tier(self, row: int, *, demotes: bool) -> None:
+        """Whether a worker has a host tier: then what its device gives up for others is not gone."""
+        if self.demotes[row] != demotes:
+            self.demotes[row] = demotes
+            self._some_demote = None
+
     def set_answers(self, row: int, *, tokens: int, token_interval_ms: float) -> None:
         """Mean length of the answers that ended last on a worker, and the time from token to token; 0: not known. What load and pool say
         counts by it from the next time on that they are set."""
@@ -274,6 +284,13 @@ class FleetColumns:
         return self._least_room_now
 
     @property
+    def some_demote(self) -> bool:
+        """Whether any worker has a host tier. O(1), and O(rows) after a change."""
+        if self._some_demote is None:
+            self._some_demote = bool(self.demotes.any())
+        return self._some_demote
+
+    @property
     def least_free(self) -> float:
         """The smallest ``free_tokens`` of all rows: who needs no more evicts nothing anywhere. O(1), and O(rows) after a change."""
         if self._least_free is None:
@@ -289,6 +306,7 @@ class FleetColumns:
         self.set_answers(row, tokens=0, token_interval_ms=0.0)
         self.set_load(row, in_flight=0, waiting_prefill_ms=0.0, decode_work_ms=0.0)
         self.forget_pool(row)
+        self.set_host_tier(row, demotes=False)
         self.trust[row] = 0.0
         self.name_hash[row] = 0
 
@@ -312,6 +330,7 @@ class FleetColumns:
             self.evictable_tokens,
             self.room_now,
             self.wait_steps_per_token,
+            self.demotes,
             self.answer_tokens,
             self.token_interval_ms,
             self.trust,

@@ -96,6 +96,7 @@ class FleetState:
             context_length=facts.context_length,
             total_tokens=facts.total_tokens,
         )
+        self._columns.set_host_tier(entry.row, demotes=facts.host_pool is not None)
         if entry.report is None:
             rates = facts.rates
             self._columns.set_rates(

@@ -68,6 +68,11 @@ class Followed:
         """Blocks on the device, as the worker has told."""
         return self.view.state(Tier.DEVICE).count
 
+    @property
+    def host_blocks(self) -> int:
+        """Blocks on the host, those on the device too among them."""
+        return self.view.state(Tier.HOST).count
+
 
 class FleetView:
     """The views of all workers by address. Not thread-safe. What is said of an unknown address is late, and ignored.

@@ -16,9 +16,10 @@ PRIOR_PREFILL_MS_PER_TOKEN: Final = 0.5
 PRIOR_DECODE_STEP_MS: Final = 30.0
 """Assumed time of one decode step where nobody has measured."""
 
-PRIOR_LOAD_BACK_MS_PER_TOKEN: Final = 0.05
-"""Assumed time to bring a token's KV back from the host where nobody has measured: a tenth of computing it by the first prior, a copy
-of some ten kB against the arithmetic of a whole model. Workers load back only what is cheaper than to compute."""
+PRIOR_LOAD_BACK_SHARE: Final = 0.1
+"""Of the time to compute a token, so much is assumed to bring its KV back from the host where nobody has measured: a copy of some ten or
+hundred kB against the arithmetic of a whole model. A share, because both are as fast as the machine is: a time that is little for a CPU would
+leave a GPU's host tier out of every decision, and what is never used is never measured."""
 
 PRIOR_ADAPTER_LOAD_MS: Final = 100.0
 """Assumed time to bring an adapter's weights into a worker's memory where nobody has measured: some ten MB read and copied."""
@@ -35,7 +36,7 @@ class RateColumns(NamedTuple):
 
     decode_step: Column
     load_back: Column
-    """A token's KV from the host."""
+    """A token's KV from the host; 0 where nobody has measured it. ``load_back_ms`` has the gaps filled."""
 
     adapter_load: Column
 
@@ -44,11 +45,20 @@ _PRIORS: Final = RateColumns(
     np.array(PRIOR_PREFILL_MS_PER_TOKEN),
     np.array(0.0),
     np.array(PRIOR_DECODE_STEP_MS),
-    np.array(PRIOR_LOAD_BACK_MS_PER_TOKEN),
+    np.array(0.0),
     np.array(PRIOR_ADAPTER_LOAD_MS),
 )
 _TELLERS: Final = (0, 0, 2, 3, 4)
 """The rate whose being there tells that each was measured: a curve without a bend is no gap."""
+
+
+def load_back_ms(rates: RateColumns) -> Column:
+    """Milliseconds to bring a token's KV back from the host, by row; where nobody has measured it, a share of what its prefill takes there.
+    O(rows)."""
+    column: Column = np.where(
+        rates.load_back > 0.0, rates.load_back, rates.linear * np.array(PRIOR_LOAD_BACK_SHARE)
+    )
+    return column
 
 
 class MeasuredRates:

@@ -13,7 +13,7 @@ from prefixmesh.cache.ledger import LedgerRow
 from prefixmesh.errors import InvalidRequestError
 from prefixmesh.ids import Incarnation, WorkerId
 from prefixmesh.proto.cache_counts import decode_cache_counts
-from prefixmesh.proto.cache_news import MAX_RATE_MS, check_rate
+from prefixmesh.proto.cache_news import MAX_RATE_MS, check_rate, decode_pool
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.router.worker_identity import Rates, WorkerFacts
 
@@ -77,6 +77,8 @@ def facts_of(answer: pb.DescribeResponse) -> WorkerFacts:
             check_rate(answer.rates.load_back_ms_per_token, "rates.load_back_ms_per_token"),
             check_rate(answer.rates.adapter_load_ms, "rates.adapter_load_ms"),
         ),
+        host_pool=decode_pool(answer.host_pool, "host_pool") if answer.HasField("host_pool") else None,
+        tiers=_tiers_of(answer.tiers) if answer.HasField("tiers") else {},
         cache=_counts_of(answer.cache) if answer.HasField("cache") else None,
         adapters={adapter.name: adapter.digest for adapter in answer.adapters},
     )
@@ -89,6 +91,13 @@ def _tokens_per_s(rate: float) -> float:
             f"must be 0, or at least {LEAST_TOKENS_PER_S:g} and finite, got {rate}",
         )
     return rate
+
+
+def _tiers_of(message: pb.TierCounts) -> dict[str, int]:
+    counts: dict[str, int] = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+    for name, count in counts.items():
+        _check(f"tiers.{name}", count, MAX_COUNT)
+    return counts
 
 
 def _counts_of(message: pb.CacheCounts) -> LedgerRow:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE
 from prefixmesh.cache.ledger import LedgerRow
 from prefixmesh.ids import Incarnation, WorkerId
+from prefixmesh.worker_report import PagePool
 
 
 class Rates(NamedTuple):
@@ -57,6 +58,12 @@ class WorkerFacts:
 
     draining: bool = False
     """Takes nothing new."""
+
+    host_pool: PagePool | None = None
+    """Pages of its host tier; None when it has none, or is of a version that knows none."""
+
+    tiers: Mapping[str, int] = field(default_factory=dict)
+    """What moved between its tiers, by the wire's names (``TierCounts``); empty when it has no host tier."""
 
     cache: LedgerRow | None = None
     """What its cache was asked for and gave, by its own count; None when it does not tell."""

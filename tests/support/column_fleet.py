@@ -40,6 +40,9 @@ class Worker:
     pool: tuple[int, int, int] | None = None
     """Tokens in all, free, evictable."""
 
+    demotes: bool = False
+    """Whether it has a host tier."""
+
     trust: float = 1.0
     usable: bool = True
 
@@ -112,6 +115,7 @@ def add_row(columns: FleetColumns, name: str, worker: Worker) -> int:
     )
     if worker.pool:
         columns.set_pool(row, free_tokens=worker.pool[1], evictable_tokens=worker.pool[2])
+    columns.set_host_tier(row, demotes=worker.demotes)
     columns.set_trust(row, worker.trust)
     columns.set_usable(row, usable=worker.usable)
     return row

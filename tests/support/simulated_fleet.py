@@ -9,9 +9,10 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
+from operator import xor
 
-from prefixmesh.cache.events import CacheSummary, SnapshotPart, Stored, TierState
+from prefixmesh.cache.events import CacheSummary, Event, Removed, SnapshotPart, Stored, TierState
 from prefixmesh.cache.fingerprint import FINGERPRINT_VERSION, block_fingerprints
 from prefixmesh.cache.tier import Tier
 from prefixmesh.ids import Epoch, Fingerprint, Incarnation, Namespace, WorkerId
@@ -25,7 +26,7 @@ from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.worker_identity import Expected, Rates, WorkerFacts
 from prefixmesh.router.worker_view import Need
 from prefixmesh.tokens import pack
-from prefixmesh.worker_report import WorkerReport
+from prefixmesh.worker_report import PagePool, WorkerReport
 
 BLOCK = 64
 NAMESPACE = Namespace(b"n" * 16)
@@ -56,6 +57,7 @@ def facts(
     fingerprint_version: int = FINGERPRINT_VERSION,
     block_size: int = BLOCK,
     adapters: Mapping[str, str] | None = None,
+    host_pool: PagePool | None = None,
 ) -> WorkerFacts:
     return WorkerFacts(
         worker_id=WorkerId(worker_id),
@@ -71,6 +73,7 @@ def facts(
         block_size=block_size,
         rates=rates,
         adapters=adapters or {},
+        host_pool=host_pool,
     )
 
 
@@ -125,7 +128,9 @@ class ToldCache:
         self.endpoint = endpoint
         self.epoch, self.sequence = Epoch(epoch), 0
         self.held: set[Fingerprint] = set()
-        self._digest = 0
+        """On the device."""
+
+        self.on_host: set[Fingerprint] = set()
         self._incarnation = Incarnation(0)
 
     def open(self, now: float) -> None:
@@ -133,25 +138,36 @@ class ToldCache:
         opening = self.core.fleet.opened(self.endpoint, REPORT_S, now)
         self._incarnation = opening.incarnation
         if opening.resume_from is None:
-            part = SnapshotPart(self.epoch, self.sequence, Tier.DEVICE, tuple(self.held), last=True)
-            self.tell(part, now)
+            for tier, blocks in ((Tier.DEVICE, self.held), (Tier.HOST, self.on_host)):
+                part = SnapshotPart(self.epoch, self.sequence, tier, tuple(blocks), last=tier is Tier.HOST)
+                self.tell(part, now)
         self.report(now)
 
     def store(self, fingerprints: Sequence[Fingerprint], now: float) -> None:
         """These blocks are held now, and told of."""
         new = tuple(name for name in fingerprints if name not in self.held)
-        if not new:
-            return
-        self.held.update(new)
-        for name in new:
-            self._digest ^= name
+        if new:
+            self.held.update(new)
+            self._tell_event(Stored(self.epoch, self.sequence + 1, Tier.DEVICE, None, new), now)
+
+    def back_up(self, fingerprints: Sequence[Fingerprint], now: float) -> None:
+        """These blocks are on the host, too."""
+        new = tuple(name for name in fingerprints if name not in self.on_host)
+        self.on_host.update(new)
+        self._tell_event(Stored(self.epoch, self.sequence + 1, Tier.HOST, None, new), now)
+
+    def evict(self, fingerprints: Sequence[Fingerprint], now: float, tier: Tier = Tier.DEVICE) -> None:
+        """These blocks are on that tier no more."""
+        (self.on_host if tier is Tier.HOST else self.held).difference_update(fingerprints)
+        self._tell_event(Removed(self.epoch, self.sequence + 1, tier, tuple(fingerprints)), now)
+
+    def _tell_event(self, event: Event, now: float) -> None:
         self.sequence += 1
-        self.tell(EventBatch([Stored(self.epoch, self.sequence, Tier.DEVICE, None, new)]), now)
+        self.tell(EventBatch([event]), now)
 
     def report(self, now: float, **load: object) -> Need:
-        summary = CacheSummary(
-            self.epoch, self.sequence, (TierState(len(self.held), self._digest), TierState(0, 0))
-        )
+        states = tuple(TierState(len(blocks), reduce(xor, blocks, 0)) for blocks in (self.held, self.on_host))
+        summary = CacheSummary(self.epoch, self.sequence, states)
         return self.tell(WorkerReport(summary=summary, **load), now)  # type: ignore[arg-type]
 
     def tell(self, news: News, now: float) -> Need:

@@ -12,8 +12,9 @@ from prefixmesh.router.matched_tokens import FEW_SLOTS, SlotRows
 from prefixmesh.router.measured_rates import (
     PRIOR_ADAPTER_LOAD_MS,
     PRIOR_DECODE_STEP_MS,
-    PRIOR_LOAD_BACK_MS_PER_TOKEN,
+    PRIOR_LOAD_BACK_SHARE,
     PRIOR_PREFILL_MS_PER_TOKEN,
+    load_back_ms,
 )
 from tests.support.column_fleet import Worker, add_row
 
@@ -41,9 +42,24 @@ def test_unmeasured_rates_are_priors_where_nobody_has_measured() -> None:
         PRIOR_PREFILL_MS_PER_TOKEN,
         0.0,
         PRIOR_DECODE_STEP_MS,
-        PRIOR_LOAD_BACK_MS_PER_TOKEN,
+        0.0,
         PRIOR_ADAPTER_LOAD_MS,
     )
+    assert load_back_ms(columns.rates)[row] == PRIOR_LOAD_BACK_SHARE * PRIOR_PREFILL_MS_PER_TOKEN
+
+
+def test_load_back_that_nobody_has_measured_is_a_share_of_the_prefill_there() -> None:
+    """On a machine a hundred times as fast as the prior's, too; by what it is now, and by the mean once somebody has measured it."""
+    columns = FleetColumns()
+    fast, slow, teller = (columns.open_row(name) for name in "abc")
+    set_rates(columns, fast, 0.005, 0.0, 1.0, 0.0, 1.0)
+    set_rates(columns, slow, 0.5, 0.0, 1.0, 0.0, 1.0)
+    set_rates(columns, teller, 0.5, 0.0, 1.0, 0.0, 1.0)
+    assert list(load_back_ms(columns.rates)) == pytest.approx([0.0005, 0.05, 0.05])
+    set_rates(columns, fast, 0.01, 0.0, 1.0, 0.0, 1.0)
+    assert load_back_ms(columns.rates)[fast] == pytest.approx(0.001)
+    set_rates(columns, teller, 0.5, 0.0, 1.0, 0.002, 1.0)
+    assert list(load_back_ms(columns.rates)) == pytest.approx([0.002] * 3)
 
 
 def test_unmeasured_rates_are_the_mean_of_those_that_were_measured() -> None:
@@ -52,9 +68,9 @@ def test_unmeasured_rates_are_the_mean_of_those_that_were_measured() -> None:
     new, first, second = (columns.open_row(name) for name in "abc")
     set_rates(columns, first, 0.2, 0.0, 10.0, 0.0, 7.0)
     set_rates(columns, second, 0.4, 4e-5, 0.0, 0.0, 0.0)
-    assert rates_of(columns, new) == pytest.approx((0.3, 2e-5, 10.0, PRIOR_LOAD_BACK_MS_PER_TOKEN, 7.0))
+    assert rates_of(columns, new) == pytest.approx((0.3, 2e-5, 10.0, 0.0, 7.0))
     assert rates_of(columns, first)[:2] == (0.2, 0.0)
-    assert rates_of(columns, second)[2:] == (10.0, PRIOR_LOAD_BACK_MS_PER_TOKEN, 7.0)
+    assert rates_of(columns, second)[2:] == (10.0, 0.0, 7.0)
 
 
 def test_mean_follows_what_changes_and_who_leaves() -> None:

@@ -15,7 +15,7 @@ from prefixmesh.router.cost import (
     decode_work_ms,
 )
 from prefixmesh.router.fleet_columns import ANSWER_TOKENS
-from prefixmesh.router.measured_rates import PRIOR_ADAPTER_LOAD_MS
+from prefixmesh.router.measured_rates import PRIOR_ADAPTER_LOAD_MS, PRIOR_LOAD_BACK_SHARE
 from prefixmesh.router.placement import PrefillCurve
 from prefixmesh.router.policy import PolicyConfig
 from tests.support.column_fleet import COST, DECODE_MS, PREFILL_MS, Worker, column_fleet
@@ -70,6 +70,9 @@ def test_host_part_is_loaded_back_where_that_is_cheaper_than_to_compute_it() -> 
     assert (dear.counted_tokens, dear.host_tokens, dear.load_back_ms) == (100, 800, 0.0)
     far = terms_of(Worker(device=100, total=900, load_back=0.6, quadratic=1e-3), 1000)
     assert far.load_back_ms == pytest.approx(480.0), "late tokens are dearer to compute"
+    untold = terms_of(Worker(total=900, linear=0.01), 1000)
+    assert untold.load_back_ms == pytest.approx(900 * 0.01 * PRIOR_LOAD_BACK_SHARE)
+    assert untold.counted_tokens == 900, "nor may a host tier be left out because nobody has used it yet"
 
 
 def test_adapter_that_is_not_resident_costs_its_load_and_the_loads_that_follow() -> None:
@@ -105,6 +108,21 @@ def test_eviction_is_the_useful_part_of_what_goes_to_make_room() -> None:
         [Worker(device=900, pool=(10_000, 0, 9000)), Worker(pool=(10_000, 0, 9000))]
     ).terms(1000)
     assert kept.eviction_ms < lost.eviction_ms, "what is cached needs no room"
+
+
+def test_what_is_demoted_costs_its_load_back_and_not_its_prefill() -> None:
+    """Where that is less; and by what is assumed where nobody has measured it."""
+    pool, gone = (10_000, 0, 9000), 1000 + ANSWER_TOKENS
+    for rates, each_ms in (
+        ({"load_back": 0.1}, 0.1),
+        ({"load_back": 2.0}, PREFILL_MS),
+        ({}, PREFILL_MS * PRIOR_LOAD_BACK_SHARE),
+    ):
+        kept = terms_of(Worker(pool=pool, demotes=True, **rates), 1000)  # type: ignore[arg-type]
+        assert kept.eviction_ms == pytest.approx(gone * each_ms * EVICTED_USE)
+    kept, lost = column_fleet([Worker(pool=pool, demotes=True), Worker(pool=pool)]).terms(1000)
+    assert lost.eviction_ms == pytest.approx(gone * PREFILL_MS * EVICTED_USE)
+    assert kept.total_ms < lost.total_ms
 
 
 def test_crowding_is_what_answers_that_run_together_take_from_each_other() -> None:

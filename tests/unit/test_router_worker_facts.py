@@ -8,6 +8,7 @@ from prefixmesh.errors import InvalidRequestError
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.router.worker_facts import (
     LEAST_TOKENS_PER_S,
+    MAX_COUNT,
     MAX_REQUESTS,
     MAX_TOKENS,
     MAX_UNIT,
@@ -15,6 +16,7 @@ from prefixmesh.router.worker_facts import (
     facts_of,
 )
 from prefixmesh.router.worker_identity import Rates
+from prefixmesh.worker_report import PagePool
 
 
 def test_measured_figures_come_through() -> None:
@@ -75,6 +77,38 @@ def test_a_whole_number_that_is_negative_or_larger_than_anything_is_refused_by_i
     for figure in (-1, most + 1):
         with pytest.raises(InvalidRequestError, match=f"^{field}: must be 0 to {most}, got {figure}$"):
             facts_of(pb.DescribeResponse(**{field: figure}))  # type: ignore[arg-type]
+
+
+def test_a_host_tier_comes_through_and_none_is_none() -> None:
+    """Workers without one, and those older than host tiers, tell of no pool there."""
+    answer = pb.DescribeResponse(
+        host_pool=pb.PoolState(total_pages=8, free_pages=5, evictable_pages=2, protected_pages=1),
+        tiers=pb.TierCounts(backed_up_tokens=7),
+    )
+    facts = facts_of(answer)
+    assert facts.host_pool == PagePool(total_pages=8, free_pages=5, evictable_pages=2, protected_pages=1)
+    assert facts.tiers["backed_up_tokens"] == 7
+    assert set(facts.tiers) == {field.name for field in pb.TierCounts.DESCRIPTOR.fields}
+    none = facts_of(pb.DescribeResponse())
+    assert (none.host_pool, none.tiers) == (None, {})
+
+
+@pytest.mark.parametrize(
+    ("answer", "field"),
+    [
+        (pb.DescribeResponse(host_pool=pb.PoolState(total_pages=-1)), r"host_pool\.total_pages"),
+        (pb.DescribeResponse(host_pool=pb.PoolState(total_pages=1, free_pages=2)), "host_pool"),
+        (pb.DescribeResponse(tiers=pb.TierCounts(disk_bytes=-1)), r"tiers\.disk_bytes"),
+        (pb.DescribeResponse(tiers=pb.TierCounts(dropped_tokens=MAX_COUNT + 1)), r"tiers\.dropped_tokens"),
+        (
+            pb.DescribeResponse(rates=pb.Rates(load_back_ms_per_token=math.nan)),
+            r"rates\.load_back_ms_per_token",
+        ),
+    ],
+)
+def test_a_host_tier_that_cannot_be_is_refused_by_its_name(answer: pb.DescribeResponse, field: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{field}: "):
+        facts_of(answer)
 
 
 def test_a_count_that_went_below_zero_is_refused_by_its_name() -> None:
