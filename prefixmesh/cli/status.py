@@ -114,6 +114,7 @@ def as_dict(
                 "cached_tokens": worker.cached_tokens,
                 "adapters": list(worker.adapters),
                 "cache": cache_as_dict(worker),
+                "host_tier": host_tier_as_dict(worker),
             }
             for worker in workers
         ],
@@ -133,7 +134,41 @@ def cache_as_dict(worker: "WorkerView") -> dict[str, Any] | None:
         "hit_tokens": row.hit_tokens._asdict(),
         "miss_tokens": row.miss_tokens._asdict(),
         "cache_hit_rate": row.cache_hit_rate(),
+        "hit_rates": {
+            tier: found / row.prompt_tokens if row.prompt_tokens else None
+            for tier, found in row.hit_tokens._asdict().items()
+        },
     }
+
+
+def host_tier_as_dict(worker: "WorkerView") -> dict[str, Any] | None:
+    """Its host tier: what fits, what is in use, how fast it is, and what moved; None when it has none."""
+    if not worker.HasField("host_pool"):
+        return None
+    pool, page_size = worker.host_pool, worker.page_size
+    return {
+        "total_tokens": pool.total_pages * page_size,
+        "used_tokens": (pool.total_pages - pool.free_pages) * page_size,
+        "protected_tokens": pool.protected_pages * page_size,
+        "blocks": worker.host_blocks,
+        "load_back_ms_per_token": worker.load_back_ms_per_token,
+        "moved": {field.name: getattr(worker.tiers, field.name) for field in worker.tiers.DESCRIPTOR.fields},
+    }
+
+
+def host_tier(worker: "WorkerView") -> str:
+    """The same for people: its size, and how much of that is in use."""
+    told = host_tier_as_dict(worker)
+    if told is None or not told["total_tokens"]:
+        return "-"
+    return f"{told['used_tokens'] / told['total_tokens']:.0%} of {told['total_tokens']:,} tokens"
+
+
+def tier_share(worker: "WorkerView", tier: str) -> str:
+    """Share of all prompt tokens that were found on ``tier``, for people."""
+    cache = cache_as_dict(worker)
+    rate = None if cache is None else cache["hit_rates"][tier]
+    return "-" if rate is None else f"{rate:.0%}"
 
 
 def hit_share(worker: "WorkerView") -> str:
@@ -201,6 +236,9 @@ def print_workers(workers: "Sequence[WorkerView]") -> None:
     table.add_column("state", overflow="fold")
     for name in ("in flight", "work ms", "requests", "blocks", "cached"):
         table.add_column(name, justify="right", no_wrap=True)
+    has_host = any(worker.HasField("host_pool") for worker in workers)
+    for name in ("from host", "from disk", "host tier") if has_host else ():
+        table.add_column(name, justify="right", no_wrap=True)
     has_adapters = any(worker.adapters for worker in workers)
     if has_adapters:
         table.add_column("adapters", overflow="fold")
@@ -217,6 +255,11 @@ def print_workers(workers: "Sequence[WorkerView]") -> None:
             f"{worker.routed}",
             f"{worker.blocks}",
             hit_share(worker),
+            *(
+                (tier_share(worker, "host"), tier_share(worker, "disk"), host_tier(worker))
+                if has_host
+                else ()
+            ),
             *([Text(one_line(", ".join(worker.adapters)))] if has_adapters else []),
         )
     _print(table)

@@ -128,8 +128,9 @@ def as_dict(view: "WorkerView") -> dict[str, Any]:
     """A worker for ``--json``: plain values, milliseconds."""
     plain = (
         "worker_id", "address", "ready", "problem", "draining", "trust", "in_flight", "work_ms", "running_requests",
-        "queued_requests", "uncached_tokens", "blocks", "routed", "prompt_tokens", "cached_tokens", "cached_tokens_bias",
-        "cached_tokens_error", "first_token_ms_bias", "first_token_ms_error", "ejected", "failures",
+        "queued_requests", "uncached_tokens", "blocks", "host_blocks", "load_back_ms_per_token", "routed", "prompt_tokens",
+        "cached_tokens", "cached_tokens_bias", "cached_tokens_error", "first_token_ms_bias", "first_token_ms_error", "ejected",
+        "failures",
     )  # fmt: skip
     return {name: getattr(view, name) for name in plain} | {
         "resyncs": dict(view.resyncs),

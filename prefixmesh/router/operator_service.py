@@ -10,6 +10,7 @@ from prefixmesh.errors import AccessDeniedError, InvalidRequestError, NotFoundEr
 from prefixmesh.fleet_control import ControlCall, call_workers
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.proto.cache_counts import encode_cache_counts
+from prefixmesh.proto.cache_news import encode_pool
 from prefixmesh.proto.v1 import router_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2 as control
 from prefixmesh.router.endpoint import Endpoint
@@ -136,11 +137,12 @@ class OperatorService:
         return min(named, key=lambda one: not one.ready, default=None)
 
     def _view(self, entry: WorkerEntry) -> pb.WorkerView:
-        totals = entry.totals
-        cache = entry.facts.cache if entry.facts else None
+        totals, facts = entry.totals, entry.facts
+        cache = facts.cache if facts else None
         followed, report, errors = self._core.view.get(entry.endpoint), entry.report, entry.errors
+        host_pool = report.host_pool if report else facts.host_pool if facts else None
         return pb.WorkerView(
-            worker_id=entry.facts.worker_id if entry.facts else "",
+            worker_id=facts.worker_id if facts else "",
             address=entry.endpoint,
             ready=entry.ready,
             problem=entry.problem,
@@ -165,6 +167,11 @@ class OperatorService:
             draining=entry.draining,
             ejected=entry.ejected,
             failures=entry.health.failures,
+            host_pool=None if host_pool is None else encode_pool(host_pool),
+            tiers=control.TierCounts(**facts.tiers) if facts and facts.tiers else None,
+            host_blocks=0 if followed is None else followed.host_blocks,
+            page_size=facts.page_size if facts else 0,
+            load_back_ms_per_token=0.0 if report is None else report.load_back_ms_per_token,
         )
 
 

@@ -28,6 +28,7 @@ from prefixmesh.errors import (
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.ids import Incarnation
 from prefixmesh.proto import codec
+from prefixmesh.proto.cache_news import encode_pool
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2 as control
 from prefixmesh.requests import TokenPrompt
@@ -130,6 +131,12 @@ class Script:
 
     cached_tokens: int | None = None
     """Told instead of what is true."""
+
+    found_on_host: bool = False
+    """What it finds is told to have come from its host tier."""
+
+    tiers: control.TierCounts | None = None
+    """What it tells of its host tier's moves when it is asked; nothing, as workers without one, when None."""
 
     counts: control.CacheCounts | None = None
     """What it tells of its cache; nothing, as workers of an earlier version, when None."""
@@ -282,7 +289,7 @@ class FakeWorker:
             if not self.script.ends_early:
                 usage = pb.Usage(
                     prompt_tokens=len(tokens) // 4,
-                    cached_tokens=pb.CachedTokens(device=cached),
+                    cached_tokens=self._cached_tokens(cached),
                     completion_tokens=len(steps),
                     resumed_tokens=sum(brought),
                 )
@@ -342,6 +349,8 @@ class FakeWorker:
             ),
             cache=script.counts,
             adapters=[control.Adapter(name=name, digest=digest) for name, digest in script.adapters.items()],
+            host_pool=None if self.told.host_pool is None else encode_pool(self.told.host_pool),
+            tiers=script.tiers,
         )
 
     async def LoadAdapter(self, message: control.LoadAdapterRequest, context: AnyContext) -> None:
@@ -382,11 +391,14 @@ class FakeWorker:
             worker_id=self.worker_id,
             model=MODEL,
             prompt_tokens=len(tokens) // 4,
-            cached_tokens=pb.CachedTokens(device=told),
+            cached_tokens=self._cached_tokens(told),
             namespace_digest=short_digest(ticket.namespace),
             seed=message.sampling.seed if message.sampling.HasField("seed") else secrets.randbits(31),
             adapter_digest=ticket.adapter_digest,
         )
+
+    def _cached_tokens(self, found: int) -> pb.CachedTokens:
+        return pb.CachedTokens(host=found) if self.script.found_on_host else pb.CachedTokens(device=found)
 
     def _cache(self, namespace: bytes, tokens: bytes) -> int:
         """Tokens of ``tokens`` that were computed before in this namespace; now all of them are."""

@@ -12,7 +12,7 @@ from prefixmesh.ids import Epoch, Fingerprint, Namespace
 from prefixmesh.proto.cache_news import EventBatch, News, decode_place, encode_news
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.ticket import Ticket
-from prefixmesh.worker_report import WorkerReport
+from prefixmesh.worker_report import PagePool, WorkerReport
 
 PART_BLOCKS = 1_000
 
@@ -38,6 +38,11 @@ class ToldBlocks:
         self.skip_next = False
         """The next message is lost."""
 
+        self.rates: dict[str, float] = {}
+        """What its reports tell beside its load, by their fields' names."""
+
+        self.host_pool: PagePool | None = None
+        self.on_host: set[Fingerprint] = set()
         self._running: dict[str, str] = {}
         self._ended: list[tuple[str, str]] = []
         self._changed = asyncio.Event()
@@ -56,9 +61,18 @@ class ToldBlocks:
         self.publisher.removed(Tier.DEVICE, gone)
         self._wake()
 
+    def demote(self) -> None:
+        """All blocks go from the device, and stay on the host."""
+        self.publisher.stored(Tier.HOST, None, sorted(self.held - self.on_host))
+        self.publisher.removed(Tier.DEVICE, sorted(self.held))
+        self.on_host |= self.held
+        self.held.clear()
+        self._wake()
+
     def flush(self) -> None:
         """All blocks go."""
         self.held.clear()
+        self.on_host.clear()
         self.publisher.cleared()
         self._wake()
 
@@ -107,6 +121,8 @@ class ToldBlocks:
                         ),
                         ended=tuple(ended),
                         own_requests=sum(router == request.router_id for router in self._running.values()),
+                        host_pool=self.host_pool,
+                        **self.rates,  # type: ignore[arg-type]
                     )
                 )
             try:

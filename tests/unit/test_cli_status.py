@@ -32,10 +32,12 @@ def test_json_names_the_tiers_of_hits_and_the_causes_of_misses() -> None:
         "hit_tokens": {"device": 10, "host": 5, "disk": 0},
         "miss_tokens": {"never_seen": 11, "evicted": 7, "other_namespace": 4, "tail": 3},
         "cache_hit_rate": 0.375,
+        "hit_rates": {"device": 0.25, "host": 0.125, "disk": 0.0},
     }
     idle = shown(WorkerView(cache=encode_cache_counts(NOTHING)))
     assert isinstance(idle, dict)
     assert idle["cache_hit_rate"] is None
+    assert idle["hit_rates"] == {"device": None, "host": None, "disk": None}
 
 
 def test_the_table_shows_the_workers_own_rate() -> None:

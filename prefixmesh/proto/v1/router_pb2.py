@@ -26,7 +26,7 @@ from prefixmesh.proto.v1 import inference_pb2 as prefixmesh_dot_proto_dot_v1_dot
 from prefixmesh.proto.v1 import worker_control_pb2 as prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n prefixmesh/proto/v1/router.proto\x12\rprefixmesh.v1\x1a#prefixmesh/proto/v1/inference.proto\x1a(prefixmesh/proto/v1/worker_control.proto\"\x14\n\x12ListWorkersRequest\"A\n\x13ListWorkersResponse\x12*\n\x07workers\x18\x01 \x03(\x0b\x32\x19.prefixmesh.v1.WorkerView\"\xe5\x05\n\nWorkerView\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x11\n\tin_flight\x18\x05 \x01(\x05\x12\x0f\n\x07work_ms\x18\x06 \x01(\x01\x12\x0e\n\x06\x62locks\x18\x07 \x01(\x03\x12\x0e\n\x06routed\x18\x08 \x01(\x03\x12\x15\n\rprompt_tokens\x18\t \x01(\x03\x12\x15\n\rcached_tokens\x18\n \x01(\x03\x12)\n\x05\x63\x61\x63he\x18\x0b \x01(\x0b\x32\x1a.prefixmesh.v1.CacheCounts\x12\x10\n\x08\x61\x64\x61pters\x18\x0c \x03(\t\x12\r\n\x05trust\x18\r \x01(\t\x12\x37\n\x07resyncs\x18\x0e \x03(\x0b\x32&.prefixmesh.v1.WorkerView.ResyncsEntry\x12\x18\n\x10running_requests\x18\x0f \x01(\x05\x12\x17\n\x0fqueued_requests\x18\x10 \x01(\x05\x12\x17\n\x0funcached_tokens\x18\x11 \x01(\x03\x12\x1a\n\x12\x63\x61\x63hed_tokens_bias\x18\x12 \x01(\x01\x12\x1b\n\x13\x63\x61\x63hed_tokens_error\x18\x13 \x01(\x01\x12\x1b\n\x13\x66irst_token_ms_bias\x18\x14 \x01(\x01\x12\x1c\n\x14\x66irst_token_ms_error\x18\x15 \x01(\x01\x12\x10\n\x08\x64raining\x18\x16 \x01(\x08\x12\x42\n\rtrust_changes\x18\x17 \x03(\x0b\x32+.prefixmesh.v1.WorkerView.TrustChangesEntry\x12\x0f\n\x07\x65jected\x18\x18 \x01(\x08\x12\x10\n\x08\x66\x61ilures\x18\x19 \x01(\x05\x1a.\n\x0cResyncsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x33\n\x11TrustChangesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x84\x01\n\x0cRouteRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.prefixmesh.v1.GenerateRequest\x12\x0f\n\x07\x65xclude\x18\x02 \x03(\t\x12\x17\n\x0f\x61\x64\x61pter_changed\x18\x03 \x01(\x08\x12\x19\n\x11unused_request_id\x18\x04 \x01(\t\"\xd1\x01\n\rRouteResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\x12\x12\n\nprompt_ids\x18\x04 \x01(\x0c\x12\'\n\x07routing\x18\x05 \x01(\x0b\x32\x16.prefixmesh.v1.Routing\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x10\n\x08valid_ms\x18\x07 \x01(\x03\x12\r\n\x05model\x18\x08 \x01(\t\x12\x1a\n\x12retokenized_tokens\x18\t \x01(\x03\"Q\n\x0e\x45xplainRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.prefixmesh.v1.GenerateRequest\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\xc1\x01\n\x0f\x45xplainResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x14\n\x0cspill_weight\x18\x02 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x03\x12\x0e\n\x06\x63hosen\x18\x04 \x01(\t\x12\x30\n\ncandidates\x18\x05 \x03(\x0b\x32\x1c.prefixmesh.v1.CandidateCost\x12/\n\x08\x65xcluded\x18\x06 \x03(\x0b\x32\x1d.prefixmesh.v1.ExcludedWorker\"\xd4\x02\n\rCandidateCost\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05trust\x18\x03 \x01(\t\x12\x15\n\rdevice_tokens\x18\x04 \x01(\x03\x12\x13\n\x0bhost_tokens\x18\x05 \x01(\x03\x12\x16\n\x0e\x63ounted_tokens\x18\x06 \x01(\x03\x12\x11\n\tin_flight\x18\x07 \x01(\x05\x12\x0f\n\x07wait_ms\x18\x08 \x01(\x01\x12\x12\n\nprefill_ms\x18\t \x01(\x01\x12\x14\n\x0cload_back_ms\x18\n \x01(\x01\x12\x17\n\x0f\x61\x64\x61pter_load_ms\x18\x0b \x01(\x01\x12\x14\n\x0crecompute_ms\x18\x0c \x01(\x01\x12\x13\n\x0b\x65viction_ms\x18\r \x01(\x01\x12\x13\n\x0b\x63rowding_ms\x18\x0e \x01(\x01\x12\x13\n\x0b\x61\x66\x66inity_ms\x18\x0f \x01(\x01\x12\x10\n\x08total_ms\x18\x10 \x01(\x01\"A\n\x0e\x45xcludedWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\"#\n\x10\x41\x64\x64WorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"3\n\x11\x41\x64\x64WorkerResponse\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x01 \x01(\x08\x12\x0f\n\x07problem\x18\x02 \x01(\t\"&\n\x13RemoveWorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\'\n\x14RemoveWorkerResponse\x12\x0f\n\x07removed\x18\x01 \x01(\x08\"E\n\x12\x44rainWorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x10\n\x08grace_ms\x18\x02 \x01(\x03\x12\x0c\n\x04undo\x18\x03 \x01(\x08\"%\n\x12\x46lushWorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t2\xf9\x04\n\x06Router\x12\x42\n\x05Route\x12\x1b.prefixmesh.v1.RouteRequest\x1a\x1c.prefixmesh.v1.RouteResponse\x12H\n\x07\x45xplain\x12\x1d.prefixmesh.v1.ExplainRequest\x1a\x1e.prefixmesh.v1.ExplainResponse\x12N\n\tAddWorker\x12\x1f.prefixmesh.v1.AddWorkerRequest\x1a .prefixmesh.v1.AddWorkerResponse\x12W\n\x0cRemoveWorker\x12\".prefixmesh.v1.RemoveWorkerRequest\x1a#.prefixmesh.v1.RemoveWorkerResponse\x12N\n\x0b\x44rainWorker\x12!.prefixmesh.v1.DrainWorkerRequest\x1a\x1c.prefixmesh.v1.DrainResponse\x12N\n\x0b\x46lushWorker\x12!.prefixmesh.v1.FlushWorkerRequest\x1a\x1c.prefixmesh.v1.FlushResponse\x12\x42\n\x05\x44rain\x12\x1b.prefixmesh.v1.DrainRequest\x1a\x1c.prefixmesh.v1.DrainResponse\x12T\n\x0bListWorkers\x12!.prefixmesh.v1.ListWorkersRequest\x1a\".prefixmesh.v1.ListWorkersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n prefixmesh/proto/v1/router.proto\x12\rprefixmesh.v1\x1a#prefixmesh/proto/v1/inference.proto\x1a(prefixmesh/proto/v1/worker_control.proto\"\x14\n\x12ListWorkersRequest\"A\n\x13ListWorkersResponse\x12*\n\x07workers\x18\x01 \x03(\x0b\x32\x19.prefixmesh.v1.WorkerView\"\x84\x07\n\nWorkerView\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x11\n\tin_flight\x18\x05 \x01(\x05\x12\x0f\n\x07work_ms\x18\x06 \x01(\x01\x12\x0e\n\x06\x62locks\x18\x07 \x01(\x03\x12\x0e\n\x06routed\x18\x08 \x01(\x03\x12\x15\n\rprompt_tokens\x18\t \x01(\x03\x12\x15\n\rcached_tokens\x18\n \x01(\x03\x12)\n\x05\x63\x61\x63he\x18\x0b \x01(\x0b\x32\x1a.prefixmesh.v1.CacheCounts\x12\x10\n\x08\x61\x64\x61pters\x18\x0c \x03(\t\x12\r\n\x05trust\x18\r \x01(\t\x12\x37\n\x07resyncs\x18\x0e \x03(\x0b\x32&.prefixmesh.v1.WorkerView.ResyncsEntry\x12\x18\n\x10running_requests\x18\x0f \x01(\x05\x12\x17\n\x0fqueued_requests\x18\x10 \x01(\x05\x12\x17\n\x0funcached_tokens\x18\x11 \x01(\x03\x12\x1a\n\x12\x63\x61\x63hed_tokens_bias\x18\x12 \x01(\x01\x12\x1b\n\x13\x63\x61\x63hed_tokens_error\x18\x13 \x01(\x01\x12\x1b\n\x13\x66irst_token_ms_bias\x18\x14 \x01(\x01\x12\x1c\n\x14\x66irst_token_ms_error\x18\x15 \x01(\x01\x12\x10\n\x08\x64raining\x18\x16 \x01(\x08\x12\x42\n\rtrust_changes\x18\x17 \x03(\x0b\x32+.prefixmesh.v1.WorkerView.TrustChangesEntry\x12\x0f\n\x07\x65jected\x18\x18 \x01(\x08\x12\x10\n\x08\x66\x61ilures\x18\x19 \x01(\x05\x12+\n\thost_pool\x18\x1a \x01(\x0b\x32\x18.prefixmesh.v1.PoolState\x12(\n\x05tiers\x18\x1b \x01(\x0b\x32\x19.prefixmesh.v1.TierCounts\x12\x13\n\x0bhost_blocks\x18\x1c \x01(\x03\x12\x11\n\tpage_size\x18\x1d \x01(\x05\x12\x1e\n\x16load_back_ms_per_token\x18\x1e \x01(\x01\x1a.\n\x0cResyncsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x33\n\x11TrustChangesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x84\x01\n\x0cRouteRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.prefixmesh.v1.GenerateRequest\x12\x0f\n\x07\x65xclude\x18\x02 \x03(\t\x12\x17\n\x0f\x61\x64\x61pter_changed\x18\x03 \x01(\x08\x12\x19\n\x11unused_request_id\x18\x04 \x01(\t\"\xd1\x01\n\rRouteResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\x12\x12\n\nprompt_ids\x18\x04 \x01(\x0c\x12\'\n\x07routing\x18\x05 \x01(\x0b\x32\x16.prefixmesh.v1.Routing\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x10\n\x08valid_ms\x18\x07 \x01(\x03\x12\r\n\x05model\x18\x08 \x01(\t\x12\x1a\n\x12retokenized_tokens\x18\t \x01(\x03\"Q\n\x0e\x45xplainRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.prefixmesh.v1.GenerateRequest\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\xc1\x01\n\x0f\x45xplainResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x14\n\x0cspill_weight\x18\x02 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x03\x12\x0e\n\x06\x63hosen\x18\x04 \x01(\t\x12\x30\n\ncandidates\x18\x05 \x03(\x0b\x32\x1c.prefixmesh.v1.CandidateCost\x12/\n\x08\x65xcluded\x18\x06 \x03(\x0b\x32\x1d.prefixmesh.v1.ExcludedWorker\"\xd4\x02\n\rCandidateCost\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05trust\x18\x03 \x01(\t\x12\x15\n\rdevice_tokens\x18\x04 \x01(\x03\x12\x13\n\x0bhost_tokens\x18\x05 \x01(\x03\x12\x16\n\x0e\x63ounted_tokens\x18\x06 \x01(\x03\x12\x11\n\tin_flight\x18\x07 \x01(\x05\x12\x0f\n\x07wait_ms\x18\x08 \x01(\x01\x12\x12\n\nprefill_ms\x18\t \x01(\x01\x12\x14\n\x0cload_back_ms\x18\n \x01(\x01\x12\x17\n\x0f\x61\x64\x61pter_load_ms\x18\x0b \x01(\x01\x12\x14\n\x0crecompute_ms\x18\x0c \x01(\x01\x12\x13\n\x0b\x65viction_ms\x18\r \x01(\x01\x12\x13\n\x0b\x63rowding_ms\x18\x0e \x01(\x01\x12\x13\n\x0b\x61\x66\x66inity_ms\x18\x0f \x01(\x01\x12\x10\n\x08total_ms\x18\x10 \x01(\x01\"A\n\x0e\x45xcludedWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\"#\n\x10\x41\x64\x64WorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"3\n\x11\x41\x64\x64WorkerResponse\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x01 \x01(\x08\x12\x0f\n\x07problem\x18\x02 \x01(\t\"&\n\x13RemoveWorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\'\n\x14RemoveWorkerResponse\x12\x0f\n\x07removed\x18\x01 \x01(\x08\"E\n\x12\x44rainWorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x10\n\x08grace_ms\x18\x02 \x01(\x03\x12\x0c\n\x04undo\x18\x03 \x01(\x08\"%\n\x12\x46lushWorkerRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t2\xf9\x04\n\x06Router\x12\x42\n\x05Route\x12\x1b.prefixmesh.v1.RouteRequest\x1a\x1c.prefixmesh.v1.RouteResponse\x12H\n\x07\x45xplain\x12\x1d.prefixmesh.v1.ExplainRequest\x1a\x1e.prefixmesh.v1.ExplainResponse\x12N\n\tAddWorker\x12\x1f.prefixmesh.v1.AddWorkerRequest\x1a .prefixmesh.v1.AddWorkerResponse\x12W\n\x0cRemoveWorker\x12\".prefixmesh.v1.RemoveWorkerRequest\x1a#.prefixmesh.v1.RemoveWorkerResponse\x12N\n\x0b\x44rainWorker\x12!.prefixmesh.v1.DrainWorkerRequest\x1a\x1c.prefixmesh.v1.DrainResponse\x12N\n\x0b\x46lushWorker\x12!.prefixmesh.v1.FlushWorkerRequest\x1a\x1c.prefixmesh.v1.FlushResponse\x12\x42\n\x05\x44rain\x12\x1b.prefixmesh.v1.DrainRequest\x1a\x1c.prefixmesh.v1.DrainResponse\x12T\n\x0bListWorkers\x12!.prefixmesh.v1.ListWorkersRequest\x1a\".prefixmesh.v1.ListWorkersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,35 +42,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTWORKERSRESPONSE']._serialized_start=152
   _globals['_LISTWORKERSRESPONSE']._serialized_end=217
   _globals['_WORKERVIEW']._serialized_start=220
-  _globals['_WORKERVIEW']._serialized_end=961
-  _globals['_WORKERVIEW_RESYNCSENTRY']._serialized_start=862
-  _globals['_WORKERVIEW_RESYNCSENTRY']._serialized_end=908
-  _globals['_WORKERVIEW_TRUSTCHANGESENTRY']._serialized_start=910
-  _globals['_WORKERVIEW_TRUSTCHANGESENTRY']._serialized_end=961
-  _globals['_ROUTEREQUEST']._serialized_start=964
-  _globals['_ROUTEREQUEST']._serialized_end=1096
-  _globals['_ROUTERESPONSE']._serialized_start=1099
-  _globals['_ROUTERESPONSE']._serialized_end=1308
-  _globals['_EXPLAINREQUEST']._serialized_start=1310
-  _globals['_EXPLAINREQUEST']._serialized_end=1391
-  _globals['_EXPLAINRESPONSE']._serialized_start=1394
-  _globals['_EXPLAINRESPONSE']._serialized_end=1587
-  _globals['_CANDIDATECOST']._serialized_start=1590
-  _globals['_CANDIDATECOST']._serialized_end=1930
-  _globals['_EXCLUDEDWORKER']._serialized_start=1932
-  _globals['_EXCLUDEDWORKER']._serialized_end=1997
-  _globals['_ADDWORKERREQUEST']._serialized_start=1999
-  _globals['_ADDWORKERREQUEST']._serialized_end=2034
-  _globals['_ADDWORKERRESPONSE']._serialized_start=2036
-  _globals['_ADDWORKERRESPONSE']._serialized_end=2087
-  _globals['_REMOVEWORKERREQUEST']._serialized_start=2089
-  _globals['_REMOVEWORKERREQUEST']._serialized_end=2127
-  _globals['_REMOVEWORKERRESPONSE']._serialized_start=2129
-  _globals['_REMOVEWORKERRESPONSE']._serialized_end=2168
-  _globals['_DRAINWORKERREQUEST']._serialized_start=2170
-  _globals['_DRAINWORKERREQUEST']._serialized_end=2239
-  _globals['_FLUSHWORKERREQUEST']._serialized_start=2241
-  _globals['_FLUSHWORKERREQUEST']._serialized_end=2278
-  _globals['_ROUTER']._serialized_start=2281
-  _globals['_ROUTER']._serialized_end=2914
+  _globals['_WORKERVIEW']._serialized_end=1120
+  _globals['_WORKERVIEW_RESYNCSENTRY']._serialized_start=1021
+  _globals['_WORKERVIEW_RESYNCSENTRY']._serialized_end=1067
+  _globals['_WORKERVIEW_TRUSTCHANGESENTRY']._serialized_start=1069
+  _globals['_WORKERVIEW_TRUSTCHANGESENTRY']._serialized_end=1120
+  _globals['_ROUTEREQUEST']._serialized_start=1123
+  _globals['_ROUTEREQUEST']._serialized_end=1255
+  _globals['_ROUTERESPONSE']._serialized_start=1258
+  _globals['_ROUTERESPONSE']._serialized_end=1467
+  _globals['_EXPLAINREQUEST']._serialized_start=1469
+  _globals['_EXPLAINREQUEST']._serialized_end=1550
+  _globals['_EXPLAINRESPONSE']._serialized_start=1553
+  _globals['_EXPLAINRESPONSE']._serialized_end=1746
+  _globals['_CANDIDATECOST']._serialized_start=1749
+  _globals['_CANDIDATECOST']._serialized_end=2089
+  _globals['_EXCLUDEDWORKER']._serialized_start=2091
+  _globals['_EXCLUDEDWORKER']._serialized_end=2156
+  _globals['_ADDWORKERREQUEST']._serialized_start=2158
+  _globals['_ADDWORKERREQUEST']._serialized_end=2193
+  _globals['_ADDWORKERRESPONSE']._serialized_start=2195
+  _globals['_ADDWORKERRESPONSE']._serialized_end=2246
+  _globals['_REMOVEWORKERREQUEST']._serialized_start=2248
+  _globals['_REMOVEWORKERREQUEST']._serialized_end=2286
+  _globals['_REMOVEWORKERRESPONSE']._serialized_start=2288
+  _globals['_REMOVEWORKERRESPONSE']._serialized_end=2327
+  _globals['_DRAINWORKERREQUEST']._serialized_start=2329
+  _globals['_DRAINWORKERREQUEST']._serialized_end=2398
+  _globals['_FLUSHWORKERREQUEST']._serialized_start=2400
+  _globals['_FLUSHWORKERREQUEST']._serialized_end=2437
+  _globals['_ROUTER']._serialized_start=2440
+  _globals['_ROUTER']._serialized_end=3073
 # @@protoc_insertion_point(module_scope)
