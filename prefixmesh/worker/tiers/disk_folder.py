@@ -1,0 +1,131 @@
+"""The disk tier's folder: held by one process, tidied after a crash, and taken stock of at start."""
+
+import fcntl
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from prefixmesh.errors import ConfigError
+from prefixmesh.worker.tiers.disk_files import (
+    BAD_SUFFIX,
+    DRAFT_SUFFIX,
+    SUFFIX,
+    BadFileError,
+    RunHeader,
+    put_away,
+    read_header,
+)
+from prefixmesh.worker.tiers.disk_index import DiskIndex, StoredFile
+from prefixmesh.worker.tiers.disk_runs import DiskIdentity, names_of
+
+logger = logging.getLogger(__name__)
+
+LOCK_FILE: Final = "lock"
+_FOLDER_MODE: Final = 0o700
+_LOCK_MODE: Final = 0o600
+
+
+class Stock(NamedTuple):
+    """What a folder held at start."""
+
+    files: DiskIndex
+    bad_files: int
+    """Put away now."""
+
+    foreign_files: int
+    """Of other models and layouts: kept until there is no room for them."""
+
+
+class _Found(NamedTuple):
+    file: StoredFile
+    used_at_ns: int
+    is_foreign: bool
+
+
+def lock_folder(folder: Path) -> int:
+    """Make the folder if need be, and hold it for this process until the descriptor is closed, or the process ends, however it does. Raises
+    ConfigError when it cannot be used, and naming the holder when another process has it."""
+    try:
+        folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _LOCK_MODE)
+    except OSError as error:
+        raise ConfigError(f"disk_cache_dir cannot be used: {folder}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "another process"
+        os.close(descriptor)
+        raise ConfigError(
+            f"disk_cache_dir is in use by {holder}: {folder}; give each worker a folder of its own"
+        ) from error
+    with suppress(OSError):  # on a full disk nobody can be named
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()}".encode(), 0)
+    return descriptor
+
+
+def take_stock(folder: Path, identity: DiskIdentity, max_bytes: int) -> Stock:
+    """Read every file's header, put away what is bad, remove what writers that died have left, and what the bound has no room for. Some 50 µs a
+    file. Files that are not the tier's by their names are left alone. Raises ConfigError when the folder cannot be read."""
+    found: list[_Found] = []
+    bad = 0
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise ConfigError(f"disk_cache_dir cannot be read: {folder}: {error.strerror}") from error
+    for name in names:
+        path = folder / name
+        if name.startswith(".") and name.endswith(DRAFT_SUFFIX):
+            remove(path)
+        elif name.endswith(SUFFIX + BAD_SUFFIX):
+            found += _look(path, None, identity)
+        elif name.endswith(SUFFIX):
+            header, path = _read_or_put_away(path)
+            bad += header is None
+            found += _look(path, header, identity)
+    # What was put away goes first; the others by their last use.
+    found.sort(key=lambda each: (not each.file.name.endswith(BAD_SUFFIX), each.used_at_ns))
+    index = DiskIndex(identity.layout, max_bytes)
+    for file in index.found(each.file for each in found):
+        remove(folder / file.name)
+    return Stock(index, bad, sum(each.is_foreign for each in found))
+
+
+def mark_used(folder: Path, names: list[str]) -> None:
+    """Let files' times tell that they were used now, in this order. One that is gone is ignored."""
+    for name in names:
+        with suppress(OSError):
+            os.utime(folder / name)
+
+
+def remove(path: Path) -> None:
+    """Remove a file; one that is gone, or cannot be removed, is left to the next start."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _read_or_put_away(path: Path) -> tuple[RunHeader | None, Path]:
+    try:
+        return read_header(path), path
+    except BadFileError as error:
+        logger.warning("disk.bad_file file=%s problem=%s", path.name, error)
+        return None, put_away(path)
+    except OSError as error:
+        logger.warning("disk.unreadable_file file=%s problem=%s", path.name, error.strerror)
+        return None, put_away(path)
+
+
+def _look(path: Path, header: RunHeader | None, identity: DiskIdentity) -> list[_Found]:
+    try:
+        status = path.stat()
+    except OSError:
+        return []
+    is_foreign = header is not None and header.identity != identity
+    if header is None or is_foreign:
+        file = StoredFile(path.name, status.st_size, is_written=True)
+    else:
+        names = names_of(header.namespace, list(header.fingerprints), identity.layout)
+        file = StoredFile(path.name, status.st_size, names, header.start_tokens, is_written=True)
+    return [_Found(file, status.st_mtime_ns, is_foreign)]
