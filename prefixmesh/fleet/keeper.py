@@ -27,6 +27,7 @@ from prefixmesh.fleet.precheck import check_adapters, check_request
 from prefixmesh.fleet.ray_session import RaySession, open_session
 from prefixmesh.fleet.record import living_actors, part_states, shift
 from prefixmesh.fleet.supervision import Part
+from prefixmesh.fleet.tier_memory import check_host_tiers
 from prefixmesh.fleet_secret import FleetSecret, load_or_create
 from prefixmesh.fleet_state import FleetState
 from prefixmesh.model_files.pull import KNOWN_MODELS
@@ -153,6 +154,7 @@ async def _keep(
     began = time.monotonic()
     secret = load_or_create(paths.fleet_secret_file())
     plan = plan_fleet(request, session.view())
+    check_host_tiers(plan)
     router = ""
 
     def remember() -> None:

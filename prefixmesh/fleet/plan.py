@@ -172,7 +172,7 @@ def plan_fleet(request: FleetRequest, cluster: ClusterView) -> FleetPlan:
         workers=tuple(
             WorkerPlan(
                 config=WorkerConfig(
-                    engine=engine,
+                    engine=_with_own_folder(engine, f"worker-{index}"),
                     worker_id=f"worker-{index}",
                     # Where callers need keys, nobody may name a tenant by going round the router.
                     tickets_only=request.api_keys_file is not None,
@@ -202,6 +202,13 @@ def _divide_node(engine: EngineConfig, cluster: ClusterView, workers: int) -> En
         threads=engine.threads or max(1, cores // per_node),
         mem_fraction_static=engine.mem_fraction_static / per_node,
     )
+
+
+def _with_own_folder(engine: EngineConfig, worker_id: str) -> EngineConfig:
+    """A folder of its own below ``disk_cache_dir``, the same in each of its lives: two workers must never write the same files."""
+    if engine.disk_cache_dir is None:
+        return engine
+    return dataclasses.replace(engine, disk_cache_dir=f"{engine.disk_cache_dir.rstrip('/')}/{worker_id}")
 
 
 def _cpu_share(nodes: Sequence[NodeView], workers: int) -> float:

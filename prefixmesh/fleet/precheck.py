@@ -28,7 +28,8 @@ LEAST_POOL_TOKENS: Final = 64
 
 
 def check_request(request: FleetRequest) -> FleetRequest:
-    """``request`` with the paths of its keys file, state, history and adapter root made absolute, for an actor has a working folder of its own.
+    """``request`` with the paths of its keys file, state, history, disk cache and adapter root made absolute, for an actor has a working
+    folder of its own.
 
     Raises ConfigError for a package that is not installed, GPUs that are not there, a pool that nothing fits, a state of no known kind, a keys file that cannot be read, an adapter root that is no folder and a router
     port that is taken. Reads one file and binds one socket for a moment.
@@ -36,7 +37,7 @@ def check_request(request: FleetRequest) -> FleetRequest:
     _check_installed(request)
     _check_gpus(request)
     _check_pool(request)
-    request = _with_absolute_root(request)
+    request = _with_absolute_disk(_with_absolute_root(request))
     if request.address is not None and request.address.startswith(_CLIENT_SCHEME):
         return request
     if request.router_port:
@@ -126,6 +127,23 @@ def _with_absolute_root(request: FleetRequest) -> FleetRequest:
             raise ConfigError(f"adapter_root {path} is not a folder")
         return request
     return dataclasses.replace(request, engine=dataclasses.replace(request.engine, adapter_root=str(path)))
+
+
+def _with_absolute_disk(request: FleetRequest) -> FleetRequest:
+    """The folder is made when it is missing, so that one that cannot be is told of here and not by every worker; on a joined cluster it is on
+    each worker's own node."""
+    folder = request.engine.disk_cache_dir
+    if folder is None:
+        return request
+    path = Path(folder).expanduser().absolute()
+    if request.address is None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make the folder of --disk-cache-dir, {path}: {error.strerror}"
+            ) from error
+    return dataclasses.replace(request, engine=dataclasses.replace(request.engine, disk_cache_dir=str(path)))
 
 
 def _check_free(host: str, port: int) -> None:

@@ -101,7 +101,7 @@ _OPTIONS = (
     click.option(
         "--disk-cache-dir",
         default=_DEFAULTS.disk_cache_dir,
-        help="A folder of this worker's own in which prefixes outlive it; needs a host tier.",
+        help="A folder in which prefixes outlive a worker; of a fleet, each has its own below it. Needs a host tier.",
     ),
     click.option(
         "--disk-cache-size",

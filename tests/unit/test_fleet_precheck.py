@@ -74,6 +74,23 @@ def test_a_relative_state_is_named_in_full(tmp_path: Path, monkeypatch: pytest.M
     assert check_request(FleetRequest(state="memory://")).state == "memory://"
 
 
+def test_a_folder_for_the_disk_is_named_in_full_and_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers are actors; on a joined cluster the folder is on their nodes. One that cannot be is told of before they load."""
+    monkeypatch.chdir(tmp_path)
+    engine = EngineConfig(hicache_ratio=1.0, disk_cache_dir="kv/here")
+    checked = check_request(FleetRequest(engine=engine)).engine
+    assert checked.disk_cache_dir == str(tmp_path / "kv" / "here")
+    assert (tmp_path / "kv" / "here").is_dir()
+    (tmp_path / "taken").touch()
+    engine = EngineConfig(hicache_ratio=1.0, disk_cache_dir="taken/below")
+    with pytest.raises(ConfigError, match=r"--disk-cache-dir, .*taken/below: Not a directory"):
+        check_request(FleetRequest(engine=engine))
+    joined = check_request(FleetRequest(engine=engine, address="auto")).engine
+    assert joined.disk_cache_dir == str(tmp_path / "taken" / "below")
+
+
 @pytest.mark.parametrize("state", ["file://", "http://here", "state.json", ""])
 def test_a_state_of_no_known_kind_is_refused_before_anything_is_started(state: str) -> None:
     with pytest.raises(ConfigError, match="state must be memory://, file://PATH or redis://"):
