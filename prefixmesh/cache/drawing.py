@@ -1,11 +1,15 @@
 """A cache's tree as text, for a person who looks at a broken one."""
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 from prefixmesh.cache.accounting import PageAccounts
 from prefixmesh.cache.base import PageIndices
+from prefixmesh.cache.copies import Copy
 from prefixmesh.cache.namespace import NAMESPACE_BYTES, short_digest
 from prefixmesh.cache.node import TreeNode, nodes_below
+from prefixmesh.cache.tier import Tier
 from prefixmesh.tokens import TOKEN_BYTES
 
 MAX_DRAWN_NODES: Final = 200
@@ -14,8 +18,9 @@ MAX_DRAWN_NODES: Final = 200
 _SHOWN_PAGES: Final = 4
 
 
-def draw(accounts: PageAccounts) -> str:
-    """One line a node, children indented: length, pages per tier, locks, pins, use, payer. Tokens are never shown."""
+def draw(accounts: PageAccounts, in_flight: Iterable[Copy] = ()) -> str:
+    """One line a node, children indented: length, pages per tier, locks, pins, use, payer; then one a copy in flight. Tokens are never
+    shown."""
     lines = [f"root lock_ref={accounts.root.lock_ref}"]
     for count, (depth, node) in enumerate(nodes_below(accounts.root)):
         if count == MAX_DRAWN_NODES:
@@ -24,7 +29,18 @@ def draw(accounts: PageAccounts) -> str:
         lines.append(f"{'  ' * depth}{_namespace_of(node, depth)}{_describe(node)}")
     cut_off = dict.fromkeys(accounts.detached.values())
     lines.extend(f"detached {_describe(node)}" for node in list(cut_off)[:MAX_DRAWN_NODES])
+    lines.extend(map(_describe_copy, islice(in_flight, MAX_DRAWN_NODES)))
     return "\n".join(lines)
+
+
+def _describe_copy(copy: Copy) -> str:
+    """What it copies, from which token on, and which pages are its own."""
+    parts = [f"{type(copy).__name__.lower()} from token {copy.start}"]
+    for tier in Tier:
+        pages, own = copy.pages_on(tier), len(copy.owned_on(tier))
+        if len(pages):
+            parts.append(f"{tier.name.lower()} {_pages(pages)} {'own' if own else 'locked'}")
+    return " ".join(parts)
 
 
 def _namespace_of(node: TreeNode, depth: int) -> str:

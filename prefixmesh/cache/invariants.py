@@ -4,7 +4,7 @@
 breaks when a rule does.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -13,10 +13,10 @@ from prefixmesh.cache.base import PageIndices
 from prefixmesh.cache.drawing import draw
 from prefixmesh.cache.fingerprint import block_fingerprints
 from prefixmesh.cache.namespace import NAMESPACE_BYTES
-from prefixmesh.cache.node import NO_CHILDREN, NO_PAGES, TreeNode, end_of, nodes_below
+from prefixmesh.cache.node import NO_CHILDREN, NO_PAGES, TreeNode, end_of, nodes_below, nodes_from
 from prefixmesh.cache.owners import OwnerLines
 from prefixmesh.cache.tier import Tier
-from prefixmesh.cache.transfers import Copy, Offload, Restore, Transfers
+from prefixmesh.cache.transfers import Copy, Fetch, Transfers
 from prefixmesh.errors import InvariantError
 from prefixmesh.tokens import TOKEN_BYTES
 
@@ -28,7 +28,7 @@ class _BrokenRuleError(Exception):
 def check_accounts(name: str, accounts: PageAccounts, page_bytes: int) -> None:
     """Check the books against the nodes; raises InvariantError with the tree drawn. O(nodes + pages)."""
     state = _State(accounts, None)
-    _run(name, accounts, _account_checks(state, page_bytes))
+    _run(name, state, _account_checks(state, page_bytes))
     accounts.allocator.check_invariants()
 
 
@@ -42,16 +42,18 @@ def check_radix(
     checks["edges"] = lambda: _edges(state, page_bytes)
     checks["fingerprints"] = lambda: _fingerprints(accounts.root, page_bytes, block_size)
     checks["copies"] = lambda: _copies(state)
-    _run("RadixCache", accounts, checks)
+    _run("RadixCache", state, checks)
     accounts.allocator.check_invariants()
     if accounts.host is not None:
         accounts.host.allocator.check_invariants()
 
 
-def broken_rule(name: str, group: str, what: str, accounts: PageAccounts) -> InvariantError:
+def broken_rule(
+    name: str, group: str, what: str, accounts: PageAccounts, in_flight: Iterable[Copy] = ()
+) -> InvariantError:
     """The error for a broken rule: where, what, and the whole state."""
     return InvariantError(
-        f"{name}: {group}: {what}\n{summary(accounts)} {accounts.allocator!r}\n{draw(accounts)}"
+        f"{name}: {group}: {what}\n{summary(accounts)} {accounts.allocator!r}\n{draw(accounts, in_flight)}"
     )
 
 
@@ -81,6 +83,7 @@ class _State:
     def __init__(self, accounts: PageAccounts, transfers: Transfers | None) -> None:
         self.accounts = accounts
         self.nodes = [node for _, node in nodes_below(accounts.root)]
+        self.transfers = transfers
         self.copies: list[Copy] = list(transfers.in_flight) if transfers is not None else []
         cut_off = dict.fromkeys(accounts.detached.values())
         for copy in self.copies:  # they alone lock host pages
@@ -89,9 +92,7 @@ class _State:
 
     def destinations(self, tier: Tier) -> list[PageIndices]:
         """Pages that copies in flight own."""
-        if tier is Tier.DEVICE:
-            return [copy.device_pages for copy in self.copies if isinstance(copy, Restore)]
-        return [copy.host_pages for copy in self.copies if isinstance(copy, Offload)]
+        return [copy.owned_on(tier) for copy in self.copies]
 
 
 def _account_checks(state: _State, page_bytes: int) -> dict[str, Callable[[], None]]:
@@ -107,12 +108,12 @@ def _account_checks(state: _State, page_bytes: int) -> dict[str, Callable[[], No
     }
 
 
-def _run(name: str, accounts: PageAccounts, checks: dict[str, Callable[[], None]]) -> None:
+def _run(name: str, state: _State, checks: dict[str, Callable[[], None]]) -> None:
     for group, check in checks.items():
         try:
             check()
         except _BrokenRuleError as broken:
-            raise broken_rule(name, group, str(broken), accounts) from broken
+            raise broken_rule(name, group, str(broken), state.accounts, state.copies) from broken
 
 
 def _require(condition: bool, what: str, *about: object) -> None:  # noqa: FBT001 -- the condition is the point
@@ -322,12 +323,26 @@ def _copies(state: _State) -> None:
     for node in state.nodes:
         _require(max(node.serial, node.host_serial) <= serial, "{} was used by an operation to come", node)
     for copy in state.copies:
+        _copy(state, copy)
+    if state.transfers is not None:
+        for tier in Tier:
+            owned = sum(map(len, state.destinations(tier)))
+            counted = state.transfers.destination_pages(tier)
+            _require(owned == counted, "copies own {} {} pages, {} are counted", owned, tier.name, counted)
+
+
+def _copy(state: _State, copy: Copy) -> None:
+    """One copy in flight: what it needs is locked, and its source is where it was."""
+    locks = [lock for lock in (copy.device_lock, copy.host_lock) if lock is not None]
+    _require(bool(locks) and not any(lock.released for lock in locks), "{} is not locked", copy)
+    if copy.source is not None and copy.target is not None:
         _require(len(copy.device_pages) == len(copy.host_pages), "{}: two lengths", copy)
-        _require(not copy.device_lock.released and not copy.host_lock.released, "{} is not locked", copy)
-        tier = Tier.DEVICE if isinstance(copy, Offload) else Tier.HOST
-        path = [at for at in _path(copy.node) if at.start >= copy.start]
-        source = [_value(at, tier) for at in reversed(path)]
-        pages = copy.device_pages if tier is Tier.DEVICE else copy.host_pages
-        _require(
-            np.concatenate([NO_PAGES, *source]).tolist() == pages.tolist(), "{}: its source has moved", copy
-        )
+    if copy.source is not None:
+        path = nodes_from(copy.node, copy.start) if copy.node is not None else []
+        source = [_value(at, copy.source) for at in reversed(path)]
+        held = np.concatenate([NO_PAGES, *source]).tolist()
+        _require(held == copy.pages_on(copy.source).tolist(), "{}: its source has moved", copy)
+    if isinstance(copy, Fetch) and copy.life is state.accounts.root:
+        above = [at.key for at in reversed(list(_path(copy.node)))]
+        _require(copy.key.tokens.startswith(b"".join(above)), "{}: its parent is another prefix", copy)
+        _require(copy.node is not None and end_of(copy.node) == copy.start, "{}: it begins elsewhere", copy)

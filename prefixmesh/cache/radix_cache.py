@@ -38,7 +38,7 @@ from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.pins import Held, PinBudget, PinTable
 from prefixmesh.cache.seen_blocks import SeenBlocks
 from prefixmesh.cache.tier import Tier
-from prefixmesh.cache.transfers import Transfers
+from prefixmesh.cache.transfers import Transfers, TreeCalls
 from prefixmesh.cache.walk import edge_name, step, walk_device
 from prefixmesh.errors import ConfigError, InternalError
 from prefixmesh.ids import Fingerprint
@@ -114,15 +114,14 @@ class RadixCache:
         """Prefixes that stay, by owner; pinning counts as a use for the order of eviction."""
         self._transfers: Transfers | None = None
         if self._host is not None:
-            self._transfers = Transfers(
-                self._accounts,
-                self._host,
-                self._page_bytes,
-                self._events,
-                self._make_room,
-                self._gained,
-                self._grower.part_of,
+            calls = TreeCalls(
+                make_room=self._make_room,
+                gained=self._gained,
+                part_of=self._grower.part_of,
+                insert=self.insert,
+                can_hold=self.can_hold,
             )
+            self._transfers = Transfers(self._accounts, self._host, self._page_bytes, self._events, calls)
 
     @property
     def page_size(self) -> int:
@@ -155,7 +154,7 @@ class RadixCache:
 
     @property
     def copying_pages(self) -> int:
-        """Device pages that belong to restores in flight. O(copies)."""
+        """Device pages that belong to restores and fetches in flight. O(1)."""
         return 0 if self._transfers is None else self._transfers.destination_pages(Tier.DEVICE)
 
     @property
@@ -324,8 +323,8 @@ class RadixCache:
         self.seen.check_invariants(self.blocks(Tier.DEVICE) | self.blocks(Tier.HOST))
 
     def render(self) -> str:
-        """The tree as text: lengths, pages on each tier, locks, pins. Tokens are not shown."""
-        return draw(self._accounts)
+        """The tree as text: lengths, pages on each tier, locks, pins, copies in flight. Tokens are not shown."""
+        return draw(self._accounts, () if self._transfers is None else self._transfers.in_flight)
 
     def __repr__(self) -> str:
         pins = f", pins={len(self.pins)}" if len(self.pins) else ""

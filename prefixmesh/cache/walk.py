@@ -10,6 +10,7 @@ import numpy as np
 
 from prefixmesh.cache.base import RadixKey
 from prefixmesh.cache.node import INDEX_BYTES, TreeNode
+from prefixmesh.ids import Namespace
 from prefixmesh.tokens import TOKEN_BYTES
 
 Walk = tuple[TreeNode, list[bytes], int, TreeNode | None, int]
@@ -97,6 +98,24 @@ def step(node: TreeNode, key: RadixKey, position: int, page_bytes: int) -> Step 
         return None
     shared = _shared_bytes(child.key, key.tokens[:end], position)
     return Step(child, shared // page_bytes * page_bytes)
+
+
+def key_to(node: TreeNode, page_bytes: int) -> RadixKey:
+    """The key that ends where ``node``, which is in a tree, does. O(length)."""
+    runs: list[bytes] = []
+    begins: list[TreeNode] = []
+    at = node
+    while at.parent is not None:
+        runs.append(at.key)
+        if len(at.edge) > page_bytes:  # a namespace stands before the first page
+            begins.append(at)
+        at = at.parent
+    names = [Namespace(first.edge[:-page_bytes]) for first in begins]
+    tokens = b"".join(reversed(runs))
+    if len(names) == 1:
+        return RadixKey(names[0], tokens)
+    tail, namespace = names
+    return RadixKey(namespace, tokens, begins[0].start, tail)
 
 
 def _shared_bytes(edge: bytes, tokens: bytes, start: int) -> int:

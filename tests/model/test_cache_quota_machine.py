@@ -13,12 +13,14 @@ from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.owners import Quota
 from prefixmesh.cache.radix_cache import RadixCache, RadixOptions
 from prefixmesh.cache.tier import Tier
-from prefixmesh.cache.transfers import Offload, Restore
+from prefixmesh.cache.transfers import Copy as CopyInFlight
+from prefixmesh.cache.transfers import Fetch
 from tests.support.cache_machine import MORE_THAN_ALL, CacheMachine, as_pages
 from tests.support.machine_runs import run_machine, run_rounds
 from tests.support.naive_quotas import NaiveQuotas
 from tests.support.naive_tiers import Prefix, Prompt
-from tests.support.tier_machine import POLICIES, TierMachine, all_prompts
+from tests.support.tier_machine import POLICIES, Job, TierMachine
+from tests.support.tier_machine_prompts import all_prompts
 from tests.support.tree_reader import read_tree
 
 OWNERS = ("", "acme", "globex", "initech")
@@ -142,6 +144,14 @@ class QuotaTiers(TierMachine):
                 self.payer[prefix] = "" if len(prefix[1]) <= prompt.boundary else self.owner
         super().note_insert(prompt)
 
+    def note_fetched(self, job: Job) -> None:
+        assert isinstance(job.job, Fetch)
+        for prefix in job.copy.copied:
+            if prefix not in self.model.all_prefixes():
+                public = len(prefix[1]) <= job.job.key.boundary_tokens
+                self.payer[prefix] = "" if public else job.job.owner
+        super().note_fetched(job)
+
     def checked_evict(self, tier: Tier, pages: int) -> None:
         freed = self.evict_in_cache(tier, pages)
         assert len(self.adopt(tier)) == freed <= max(pages, 0)
@@ -158,8 +168,8 @@ class QuotaTiers(TierMachine):
         self.owner = asking
 
     def begin_with_room(
-        self, target: Tier, missing: int, begin: Callable[[], Offload | Restore | None]
-    ) -> Offload | Restore | None:
+        self, target: Tier, missing: int, begin: Callable[[], CopyInFlight | None]
+    ) -> CopyInFlight | None:
         job = begin()
         gone = self.adopt(target)
         assert job is None or len(gone) == max(missing, 0)

@@ -11,8 +11,9 @@ import pytest
 
 from prefixmesh.cache.base import MatchResult, RadixKey
 from prefixmesh.cache.eviction import EvictionPolicy
+from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.radix_cache import RadixCache
-from prefixmesh.cache.transfers import Offload, Restore, Transfers
+from prefixmesh.cache.transfers import HostRead, Offload, Restore, Transfers
 from prefixmesh.ids import Namespace
 from tests.support.canary_pool import CanaryCopy, CanaryError
 from tests.support.canary_tiers import TierOptions, TierRun
@@ -31,11 +32,13 @@ def serve(run: TierRun) -> None:
         "requests": 1000,
         "public": 100,
         "matched tokens": 3000,
-        "preemptions": 15,
+        "preemptions": 8,
         "aborts": 30,
         "aborts while restoring": 3,
         "offloads": 300,
         "restores": 70,
+        "fetches": 50,
+        "reads": 20,
         "failed copies": 80,
         "pins": 25,
         "unpins": 12,
@@ -77,6 +80,7 @@ def plant_unprotected_source(monkeypatch: pytest.MonkeyPatch) -> None:
     def begin_offload(self: Transfers, node: object) -> Offload | None:
         offload = right(self, node)  # type: ignore[arg-type]
         if offload is not None:
+            assert offload.device_lock is not None
             self._accounts.release(offload.device_lock)
             offload.device_lock = self._accounts.lock(self._accounts.root)
         return offload
@@ -103,6 +107,25 @@ def plant_early_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Transfers, "begin_offload", begin_offload)
     monkeypatch.setattr(Transfers, "finish_offload", lambda self, copy: None)
     monkeypatch.setattr(Transfers, "abort_offload", lambda self, copy: None)
+
+
+def plant_believed_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What never came from elsewhere is cached all the same."""
+    monkeypatch.setattr(Transfers, "fail_fetch", lambda self, copy: self.finish_fetch(copy, 0.0))
+
+
+def plant_unlocked_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read of the host that lets what it reads be evicted."""
+    right = Transfers.begin_read
+
+    def begin_read(self: Transfers, node: TreeNode) -> HostRead | None:
+        read = right(self, node)
+        if read is not None and read.host_lock is not None:
+            self._host.release(read.host_lock, self._accounts.gone, self._accounts.serial)
+            read.host_lock = None
+        return read
+
+    monkeypatch.setattr(Transfers, "begin_read", begin_read)
 
 
 def plant_mixed_up_pages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +165,8 @@ def plant_unfinished_copies(monkeypatch: pytest.MonkeyPatch) -> None:
         (plant_believed_failures, "holds nothing yet"),
         (plant_early_acknowledgement, "a copy's in flight|no copy's"),
         (plant_mixed_up_pages, "holds token"),
+        (plant_believed_fetches, "holds nothing yet"),
+        (plant_unlocked_reads, "no copy's source"),
         (plant_open_tails, "holds token"),
         (plant_unfinished_copies, "holds nothing yet"),
     ],

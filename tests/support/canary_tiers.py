@@ -13,14 +13,16 @@ from typing import Final
 
 import numpy as np
 
-from prefixmesh.cache.base import LockReceipt, PageIndices, RadixKey
+from prefixmesh.cache.base import LockReceipt, MatchResult, PageIndices, RadixKey
 from prefixmesh.cache.eviction import EvictionPolicy
+from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.owners import Quota
 from prefixmesh.cache.pin import PinBudget
 from prefixmesh.cache.radix_cache import RadixOptions
-from prefixmesh.cache.transfers import Offload, Restore
+from prefixmesh.cache.transfers import Copy, Fetch, HostRead, Offload, Restore
 from prefixmesh.errors import BudgetError
 from tests.support.canary_cache import CanaryCache
+from tests.support.canary_elsewhere import CanaryArrival, CanaryReading
 from tests.support.canary_pool import CanaryAllocator, CanaryCopy, CanaryError, CanaryPool, Chain
 from tests.support.canary_tier_prompts import TENANTS, TierPrompts, cut
 
@@ -45,6 +47,12 @@ class TierOptions:
 
     pin_rate: float = 0.2
     abort_rate: float = 0.1
+    fetch_rate: float = 0.1
+    """Of all requests, those whose KV is brought from elsewhere."""
+
+    read_rate: float = 0.3
+    """Of all backups, those that are then read for elsewhere."""
+
     copy_failure: float = 0.2
     """Of all copies, those that fail."""
 
@@ -78,10 +86,10 @@ class Visit:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One copy between the tiers: the cache's job and the canary's copy of it."""
+    """One copy: the cache's job and the canary's copy of it."""
 
-    job: Offload | Restore
-    copy: CanaryCopy
+    job: Copy
+    copy: CanaryCopy | CanaryArrival | CanaryReading
     rounds: int
     fails: bool
     visit: Visit | None
@@ -178,23 +186,43 @@ class TierRun:
         old, visit.receipt = visit.receipt, self.cache.lock(match.last_device_node)
         if old is not None:
             self.cache.release(old)
-        if match.host_hit_length and self.rng.random() < 0.8:
-            tokens = self.rng.choice((None, self.rng.randint(0, match.host_hit_length)))
-            restore = self.cache.transfers.begin_restore(match, visit.owner, tokens)
-            self.counts["restores without room"] += restore is None
-            if restore is not None:
-                visit.waiting = True
-                self.counts["restores"] += 1
-                copy = CanaryCopy(self.host, restore.host_pages, self.device, restore.device_pages)
-                self._fly(restore, copy, visit)
-                if self.rng.random() < 0.5:  # who waits need not hold anything: the copy does
-                    self._release(visit)
-                return
+        if self._restore(visit, match) or self._fetch(visit, key, match):
+            visit.waiting = True
+            if self.rng.random() < 0.5:  # who waits need not hold anything: the copy does
+                self._release(visit)
+            return
         matched = len(match.device_indices)
         visit.table[:matched] = match.device_indices
         visit.pages = visit.shared = matched
         visit.computed = match.matched_tokens
         self.counts["matched tokens"] += match.matched_tokens
+
+    def _restore(self, visit: Visit, match: MatchResult) -> bool:
+        """Bring back what the host has, or a part of it; not always, and not where there is no room."""
+        if not match.host_hit_length or self.rng.random() >= 0.8:
+            return False
+        tokens = self.rng.choice((None, self.rng.randint(0, match.host_hit_length)))
+        restore = self.cache.transfers.begin_restore(match, visit.owner, tokens)
+        if restore is None:
+            self.counts["restores without room"] += 1
+            return False
+        self.counts["restores"] += 1
+        copy = CanaryCopy(self.host, restore.host_pages, self.device, restore.device_pages)
+        self._fly(restore, copy, visit)
+        return True
+
+    def _fetch(self, visit: Visit, key: RadixKey, match: MatchResult) -> bool:
+        """Bring KV from elsewhere that the device has not."""
+        if self.rng.random() >= self.options.fetch_rate:
+            return False
+        wanted = self.rng.randint(1, LONGEST_PAGES * self.options.page_size)
+        fetch = self.cache.transfers.begin_fetch(key, match, wanted, visit.owner)
+        if fetch is None:
+            return False
+        self.counts["fetches"] += 1
+        copy = CanaryArrival(self.device, fetch.device_pages, visit.chain, fetch.start)
+        self._fly(fetch, copy, visit)
+        return True
 
     def _advance(self, visit: Visit) -> None:
         """Compute a chunk, read everything, perhaps share it; the last chunk ends the request."""
@@ -290,7 +318,7 @@ class TierRun:
 
     # Copies.
 
-    def _fly(self, job: Offload | Restore, copy: CanaryCopy, visit: Visit | None) -> None:
+    def _fly(self, job: Copy, copy: CanaryCopy | CanaryArrival | CanaryReading, visit: Visit | None) -> None:
         fails = self.rng.random() < self.options.copy_failure
         self.flights.append(Flight(job, copy, self.rng.randint(0, 6), fails, visit))
 
@@ -313,15 +341,28 @@ class TierRun:
             flight.copy.cancel()
         else:
             flight.copy.finish()
-        match job, flight.fails:
-            case Offload(), False:
-                transfers.finish_offload(job)
-            case Offload(), True:
-                transfers.abort_offload(job)
-            case Restore(), False:
-                transfers.finish_restore(job)
-            case Restore(), True:
-                transfers.fail_restore(job)
+        match job:
+            case Offload():
+                node = job.node
+                (transfers.abort_offload if flight.fails else transfers.finish_offload)(job)
+                self._read_backup(node)
+            case Restore():
+                (transfers.fail_restore if flight.fails else transfers.finish_restore)(job)
+            case Fetch() if flight.fails:
+                transfers.fail_fetch(job)
+            case Fetch():
+                transfers.finish_fetch(job, self._tick())
+            case HostRead():
+                transfers.end_read(job)
+
+    def _read_backup(self, node: TreeNode | None) -> None:
+        """Now and then, what has just been backed up is read for elsewhere."""
+        if node is None or self.rng.random() >= self.options.read_rate:
+            return
+        read = self.cache.transfers.begin_read(node)
+        if read is not None:
+            self.counts["reads"] += 1
+            self._fly(read, CanaryReading(self.host, read.host_pages, Chain.of_key(read.key)), None)
 
     # What else happens.
 

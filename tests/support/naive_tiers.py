@@ -70,9 +70,11 @@ def fingerprint(space: Space, tokens: Tokens, block_size: int) -> Fingerprint:
 
 @dataclass(slots=True)
 class Copy:
-    """Pages on their way from one tier to the other, and what is locked on each until they have arrived."""
+    """Pages on their way, and what is locked on each tier until they have arrived."""
 
-    source: Tier
+    source: Tier | None
+    """None: from somewhere else."""
+    target: Tier | None
     copied: list[Prefix]
     locked: dict[Tier, list[Prefix]]
     epoch: int
@@ -255,20 +257,35 @@ class NaiveTiers:
         locked = {tier: [prefix for prefix in path if prefix in self.on[tier]] for tier in Tier}
         for tier, prefixes in locked.items():
             self.lock(tier, prefixes)
-        return Copy(source, self.to_copy(source, prompt), locked, self.epoch)
+        return Copy(source, other_tier(source), self.to_copy(source, prompt), locked, self.epoch)
+
+    def begin_fetch(self, prompt: Prompt) -> Copy:
+        """Lock what the device has of the prompt; the rest is to come."""
+        held = prompt.upto(self.on_device(prompt)).prefixes(self.unit)
+        self.lock(Tier.DEVICE, held)
+        copied = prompt.prefixes(self.unit)[len(held) :]
+        return Copy(None, Tier.DEVICE, copied, {Tier.DEVICE: held}, self.epoch)
+
+    def begin_read(self, prompt: Prompt) -> Copy:
+        """Lock all of the prompt on the host."""
+        path = prompt.prefixes(self.unit)
+        self.lock(Tier.HOST, path)
+        return Copy(Tier.HOST, None, path, {Tier.HOST: path}, self.epoch)
 
     def refuse_copy(self, copy: Copy) -> None:
         """There is no room for it: what it locked was in use until now."""
         for tier, prefixes in copy.locked.items():
             self.release(tier, prefixes, copy.epoch)
 
-    def end_copy(self, copy: Copy, *, arrived: bool) -> list[Prefix]:
-        """What arrived is there now, unless a flush came between, and its whole path was in use until now; both locks end.
+    def end_copy(self, copy: Copy, *, arrived: bool, now: float) -> list[Prefix]:
+        """What arrived is there now, unless a flush came between, and its whole path was in use until now; its locks end.
         Returns what was there before it came."""
-        target = other_tier(copy.source)
-        already = [prefix for prefix in copy.copied if prefix in self.on[target]]
-        if arrived and copy.epoch == self.epoch:
-            self.on[target].update((prefix, 0) for prefix in copy.copied)
-            self.use(copy.locked[copy.source], [target])
+        already = [p for p in copy.copied if copy.target is not None and p in self.on[copy.target]]
+        if arrived and copy.epoch == self.epoch and copy.target is not None:
+            if copy.source is None:
+                self.insert(prompt_of(copy.copied[-1]), now)
+            else:
+                self.on[copy.target].update((prefix, 0) for prefix in copy.copied)
+                self.use(copy.locked[copy.source], [copy.target])
         self.refuse_copy(copy)
         return already

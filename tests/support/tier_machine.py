@@ -21,18 +21,17 @@ from hypothesis.stateful import initialize, precondition, rule
 from prefixmesh.cache.accounting import NO_QUOTAS
 from prefixmesh.cache.base import InsertResult, MatchResult, RadixKey
 from prefixmesh.cache.eviction import EvictionPolicy
-from prefixmesh.cache.namespace import tail_namespace
 from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.owners import Quota
 from prefixmesh.cache.pins import PinBudget
 from prefixmesh.cache.publisher import CachePublisher
 from prefixmesh.cache.radix_cache import RadixCache, RadixOptions
 from prefixmesh.cache.tier import Tier
-from prefixmesh.cache.transfers import Offload, Restore
+from prefixmesh.cache.transfers import Copy as CopyInFlight
+from prefixmesh.cache.transfers import Fetch, HostRead, Offload, Restore
 from prefixmesh.errors import AccessDeniedError, BudgetError, DoubleReleaseError, NotFoundError
-from prefixmesh.ids import Epoch, Namespace
-from tests.support.cache_kit import NS_A, NS_B
-from tests.support.cache_machine import CacheMachine, RememberingPool, Request, all_tokens, as_list, as_pages
+from prefixmesh.ids import Epoch
+from tests.support.cache_machine import CacheMachine, RememberingPool, Request, as_list, as_pages
 from tests.support.event_readers import Follower, Listener
 from tests.support.naive_tiers import (
     Copy,
@@ -40,14 +39,13 @@ from tests.support.naive_tiers import (
     PinName,
     Prefix,
     Prompt,
-    Tokens,
     fingerprint,
     other_tier,
     prompt_of,
 )
+from tests.support.tier_machine_prompts import all_prompts
 from tests.support.tree_reader import nodes_of, read_tree
 
-NS_PUBLIC = Namespace(b"p" * 16)
 OWNERS = ("acme", "globex")
 MAX_JOBS = 3
 """More would lock most of both tiers; the oldest ends when another begins."""
@@ -60,12 +58,12 @@ class Job:
     """A copy in flight, what the model knows of it, and who waits for it."""
 
     copy: Copy
-    job: Offload | Restore
+    job: CopyInFlight
     then: Prompt | None = None
 
     def pages(self, tier: Tier) -> list[int]:
         """Its pages on one tier."""
-        return as_list(self.job.device_pages if tier is Tier.DEVICE else self.job.host_pages)
+        return as_list(self.job.pages_on(tier))
 
     def ends_at(self, prefix: Prefix, epoch: int) -> bool:
         """Whether it copies the path to exactly this prefix."""
@@ -88,7 +86,7 @@ class TierMachine(CacheMachine):
         super().__init__()
         self.host_pool = RememberingPool(self.host_total)
         self.jobs: list[Job] = []
-        self.ended: list[Offload | Restore] = []
+        self.ended: list[CopyInFlight] = []
         self.priority = 0
         self.pinned_before: Counter[PinName] = Counter()
 
@@ -150,6 +148,34 @@ class TierMachine(CacheMachine):
         begun = self.begin_restore(prompt, tokens=tokens)
         self.note("a part of a match was brought back", begun and tokens is not None)
 
+    @rule(data=st.data(), more=st.integers(0, 3))
+    def fetch(self, data: st.DataObject, more: int) -> None:
+        """KV that is cached elsewhere is brought to the device, behind what it has of a prompt."""
+        prompt = self.draw_prompt(data)
+        self.make_way()
+        result = self.checked_match(prompt)
+        transfers, tokens = self.cache.transfers, more * self.unit
+        wanted = self.whole_units(prompt.upto(result.matched_tokens + tokens))
+        units = (len(wanted.tokens) - result.matched_tokens) // self.unit
+        begin = functools.partial(transfers.begin_fetch, prompt.key(), result, tokens, self.owner)
+        if not units:
+            assert begin() is None
+            return
+        copy = self.model.begin_fetch(wanted)
+        self.fly(copy, self.begin_with_room(Tier.DEVICE, units - self.pool.free_pages, begin))
+
+    @precondition(lambda self: self.model.on[Tier.HOST])
+    @rule(data=st.data())
+    def read_host(self, data: st.DataObject) -> None:
+        """Somebody reads what the host has of a prompt, to write it down."""
+        prompt = prompt_of(data.draw(st.sampled_from(sorted(self.model.on[Tier.HOST]))))
+        self.make_way()
+        node = self.checked_match(prompt).last_host_node
+        read = self.cache.transfers.begin_read(node)
+        assert read is not None
+        assert read.key == self.wish(prompt).key()
+        self.fly(self.model.begin_read(prompt), read)
+
     @precondition(lambda self: self.jobs)
     @rule(
         data=st.data(), arrived=st.sampled_from([True, True, True, False]), pages=st.sampled_from([0, 4, 8])
@@ -159,11 +185,11 @@ class TierMachine(CacheMachine):
         self.end_job(self.jobs.pop(data.draw(st.integers(0, len(self.jobs) - 1))), arrived=arrived)
         self.checked_evict(Tier.DEVICE, pages)
 
-    @precondition(lambda self: self.restoring())
+    @precondition(lambda self: self.coming())
     @rule(data=st.data())
-    def insert_what_is_being_restored(self, data: st.DataObject) -> None:
+    def insert_what_is_coming(self, data: st.DataObject) -> None:
         """F53: somebody else has computed it meanwhile."""
-        job = data.draw(st.sampled_from(self.restoring()))
+        job = data.draw(st.sampled_from(self.coming()))
         self.insert_whole(prompt_of(data.draw(st.sampled_from(job.copy.copied))))
 
     @precondition(lambda self: self.jobs)
@@ -267,7 +293,7 @@ class TierMachine(CacheMachine):
         cut_off = len(self.model.cut_off[Tier.HOST])
         assert self.cache.host_pages == len(host) + cut_off
         assert self.cache.host_protected_pages == len(locked) + cut_off
-        assert self.cache.copying_pages == sum(len(job.copy.copied) for job in self.restoring())
+        assert self.cache.copying_pages == sum(len(job.copy.copied) for job in self.coming())
 
     def check_contents(self) -> None:
         """The tree, page by page, is what the model has: on which tiers, with which KV, how protected, how often used."""
@@ -332,9 +358,9 @@ class TierMachine(CacheMachine):
         device = self.model.on[Tier.DEVICE]
         return [prefix for prefix in self.model.on[Tier.HOST] if prefix not in device]
 
-    def restoring(self) -> list[Job]:
-        """Restores in flight."""
-        return [job for job in self.jobs if job.copy.source is Tier.HOST]
+    def coming(self) -> list[Job]:
+        """Restores and fetches in flight."""
+        return [job for job in self.jobs if job.copy.target is Tier.DEVICE]
 
     def all_prompts(self) -> list[Prompt]:
         return all_prompts(self.unit, self.max_units, self.block_size)
@@ -438,7 +464,7 @@ class TierMachine(CacheMachine):
         self,
         source: Tier,
         prompt: Prompt,
-        begin: Callable[[], Offload | Restore | None],
+        begin: Callable[[], CopyInFlight | None],
         then: Prompt | None = None,
     ) -> bool:
         """Begin a copy in the model and the cache; False when there is nothing to copy, or no room for it."""
@@ -448,8 +474,12 @@ class TierMachine(CacheMachine):
             return False
         copy = self.model.begin_copy(source, prompt)
         job = self.begin_with_room(target, len(wanted) - self.pool_of(target).free_pages, begin)
+        return self.fly(copy, job, then)
+
+    def fly(self, copy: Copy, job: CopyInFlight | None, then: Prompt | None = None) -> bool:
+        """A copy has begun; False when there was no room for it."""
         if job is None:
-            self.note(f"no room on the {target.name} for a copy")
+            self.note(f"no room on the {copy.target} for a copy")
             self.model.refuse_copy(copy)
             return False
         self.jobs.append(Job(copy, job, then))
@@ -457,8 +487,8 @@ class TierMachine(CacheMachine):
         return True
 
     def begin_with_room(
-        self, target: Tier, missing: int, begin: Callable[[], Offload | Restore | None]
-    ) -> Offload | Restore | None:
+        self, target: Tier, missing: int, begin: Callable[[], CopyInFlight | None]
+    ) -> CopyInFlight | None:
         """Begin a copy for which so many pages have to be evicted; None when that is too many."""
         if missing > len(self.model.line(target)):
             assert begin() is None
@@ -475,10 +505,16 @@ class TierMachine(CacheMachine):
 
     def take_pages(self, job: Job) -> None:
         """The source holds what is to be copied; the destination is nobody else's."""
-        source, target = job.copy.source, other_tier(job.copy.source)
-        assert self.contents(source, job) == job.copy.copied
-        assert self.contents(target, job) == [None] * len(job.copy.copied)
-        self.pool_of(target).contents.update(dict.fromkeys(job.pages(target), in_flight(job)))
+        self.check_source(job)
+        target = job.copy.target
+        if target is not None:
+            assert self.contents(target, job) == [None] * len(job.copy.copied)
+            self.pool_of(target).contents.update(dict.fromkeys(job.pages(target), in_flight(job)))
+
+    def check_source(self, job: Job) -> None:
+        """What is read for a copy holds what is to be copied."""
+        if job.copy.source is not None:
+            assert self.contents(job.copy.source, job) == job.copy.copied
 
     def contents(self, tier: Tier, job: Job) -> list[Prefix | None]:
         """What a copy's pages on one tier hold."""
@@ -486,31 +522,46 @@ class TierMachine(CacheMachine):
 
     def end_job(self, job: Job, *, arrived: bool) -> None:
         """Acknowledge a copy, or give it up; both its ends are as they were when it began."""
-        source, target = job.copy.source, other_tier(job.copy.source)
-        assert self.contents(source, job) == job.copy.copied
-        assert self.contents(target, job) == [in_flight(job)] * len(job.copy.copied)
-        if arrived:
-            self.pool_of(target).contents.update(zip(job.pages(target), job.copy.copied, strict=True))
+        copy = job.copy
+        self.check_source(job)
+        if copy.target is not None:
+            assert self.contents(copy.target, job) == [in_flight(job)] * len(copy.copied)
+            if arrived:
+                pages = zip(job.pages(copy.target), copy.copied, strict=True)
+                self.pool_of(copy.target).contents.update(pages)
+        if arrived and copy.source is None and copy.epoch == self.model.epoch:
+            self.note_fetched(job)
         self.tell_end(job.job, arrived=arrived)
         self.ended.append(job.job)
-        self.note_end(job, arrived, self.model.end_copy(job.copy, arrived=arrived))
+        self.note_end(job, arrived, self.model.end_copy(copy, arrived=arrived, now=self.now))
         if job.then is not None:
             self.start(job.then)
 
+    def note_fetched(self, job: Job) -> None:
+        """What a fetch brings is about to be inserted."""
+        self.model.expire(self.now)
+
     def note_end(self, job: Job, arrived: bool, already: list[Prefix]) -> None:
         """Count how copies end."""
-        what = f"{job.copy.source.name} copy {'arrived' if arrived else 'failed'}"
+        what = f"{type(job.job).__name__} {'arrived' if arrived else 'failed'}"
         self.note(what + " after a flush" * (job.copy.epoch != self.model.epoch))
         self.note(f"{what} and met what it brought", bool(already))
         self.note(f"{what} and met a part of what it brought", 0 < len(already) < len(job.copy.copied))
 
-    def tell_end(self, job: Offload | Restore, *, arrived: bool) -> None:
+    def tell_end(self, job: CopyInFlight, *, arrived: bool) -> None:
         """Call what ends this copy."""
         transfers = self.cache.transfers
-        if isinstance(job, Offload):
-            (transfers.finish_offload if arrived else transfers.abort_offload)(job)
-        else:
-            (transfers.finish_restore if arrived else transfers.fail_restore)(job)
+        match job:
+            case Offload():
+                (transfers.finish_offload if arrived else transfers.abort_offload)(job)
+            case Restore():
+                (transfers.finish_restore if arrived else transfers.fail_restore)(job)
+            case Fetch() if arrived:
+                transfers.finish_fetch(job, self.now)
+            case Fetch():
+                transfers.fail_fetch(job)
+            case HostRead():
+                transfers.end_read(job)
 
     def evict_in_cache(self, tier: Tier, pages: int) -> int:
         evict = self.cache.evict if tier is Tier.DEVICE else self.cache.evict_host
@@ -544,20 +595,3 @@ class TierMachine(CacheMachine):
 def in_flight(job: Job) -> Prefix:
     """What a page holds that a copy is being written to."""
     return (b"in flight", b"", id(job.copy)), ()
-
-
-@functools.cache
-def all_prompts(unit: int, max_units: int, block_size: int) -> list[Prompt]:
-    """All token sequences, in one of two namespaces, in public, or behind a public prefix."""
-    return [prompt for tokens in all_tokens(unit, max_units) for prompt in ways_of(tokens, unit, block_size)]
-
-
-def ways_of(tokens: Tokens, unit: int, block_size: int) -> list[Prompt]:
-    """Where these tokens may be. A tail may belong to a longer prompt, of which no more has been computed yet."""
-    ways = [Prompt(where, tokens) for where in (NS_A, NS_A, NS_B, NS_PUBLIC)]
-    step = math.lcm(unit, block_size)
-    for boundary in (step, 2 * step):
-        public = (tokens + (0,) * boundary)[:boundary]
-        name = fingerprint((NS_PUBLIC, b"", 0), public, block_size)
-        ways += [Prompt(NS_PUBLIC, tokens, boundary, tail_namespace(who, name)) for who in (NS_A, NS_B)]
-    return ways

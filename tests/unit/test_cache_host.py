@@ -2,77 +2,11 @@
 
 import pytest
 
-from prefixmesh.cache.base import MatchResult
 from prefixmesh.cache.pages import PageAllocator
-from prefixmesh.cache.radix_cache import RadixCache, RadixOptions
-from prefixmesh.cache.tier import Tier
+from prefixmesh.cache.radix_cache import RadixCache
 from prefixmesh.errors import DoubleReleaseError, InternalError
 from tests.support.cache_kit import as_pages, key_of, take
-
-
-class Tree:
-    """A tree with a host tier."""
-
-    def __init__(self, device: int = 30, host: int = 30, page_size: int = 1) -> None:
-        self.device, self.host = PageAllocator(device), PageAllocator(host)
-        self.cache = RadixCache(self.device, page_size, RadixOptions(host=self.host, block_size=2))
-        self.now = 0.0
-
-    def put(self, *tokens: int) -> list[int]:
-        """Insert a prompt computed into pages of its own; returns the pages that hold it."""
-        self.now += 1
-        pages = take(self.device, len(tokens) // self.cache.page_size)
-        result = self.cache.insert(key_of(tokens), pages, self.now)
-        self.check()
-        return [int(page) for page in result.device_indices]
-
-    def match(self, *tokens: int) -> MatchResult:
-        self.now += 1
-        match = self.cache.match_prefix(key_of(tokens), self.now)
-        self.check()
-        return match
-
-    def found(self, *tokens: int) -> tuple[int, int]:
-        """Tokens on the device, and beyond them on the host."""
-        match = self.match(*tokens)
-        return match.matched_tokens, match.host_hit_length
-
-    def back_up(self, *tokens: int) -> None:
-        """Copy a prompt to the host, at once."""
-        copy = self.cache.transfers.begin_offload(self.match(*tokens).last_device_node)
-        assert copy is not None
-        self.check()
-        self.cache.transfers.finish_offload(copy)
-        self.check()
-
-    def demote(self, *tokens: int) -> None:
-        """Insert a prompt and leave it on the host alone."""
-        self.put(*tokens)
-        self.back_up(*tokens)
-        self.evict(30)
-        assert self.found(*tokens) == (0, len(tokens))
-
-    def evict(self, pages: int) -> int:
-        freed = self.cache.evict(pages)
-        self.check()
-        return freed
-
-    def check(self) -> None:
-        self.cache.check_invariants()
-        cache, device = self.cache, self.device
-        cached = cache.evictable_pages + cache.protected_pages + cache.copying_pages
-        assert device.free_pages + cached == device.total_pages
-        owned = cache.owned_pages(Tier.HOST)
-        self.host.check_invariants({"cache": owned})
-
-    def check_at_rest(self) -> None:
-        """No lock is left, and everything can be given up."""
-        cache = self.cache
-        assert (cache.host_protected_pages, cache.copying_pages) == (0, 0)
-        cache.evict_host(30)
-        cache.evict(30)
-        self.check()
-        assert (self.device.free_pages, self.host.free_pages) == (30, 30)
+from tests.support.tier_kit import Tree
 
 
 def test_a_copy_can_be_read_only_once_it_is_complete() -> None:
@@ -383,4 +317,9 @@ def test_a_match_of_an_earlier_step_is_not_restored() -> None:
     stale = tree.match(1, 2, 3)
     tree.cache.flush()
     assert tree.cache.transfers.begin_restore(stale) is None
+    tree.demote(1, 2, 3)
+    tree.put(1)
+    stale = tree.match(1, 2, 3)
+    tree.evict(1)
+    assert tree.cache.transfers.begin_restore(stale) is None, "where it was to go on is gone"
     tree.check_at_rest()
