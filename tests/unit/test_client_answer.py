@@ -23,19 +23,28 @@ def test_answer_holds_everything_that_was_streamed() -> None:
         started(prompt_tokens=9, cached_tokens=pb.CachedTokens(device=5, host=2)),
         delta(0, "", 11, 12),
         delta(2, "é!", 13),
-        finished(3, prompt_tokens=9, cached_tokens=pb.CachedTokens(device=6, host=2)),
+        finished(3, prompt_tokens=9, cached_tokens=pb.CachedTokens(device=5, host=2, disk=1)),
     )
     assert answer.text == "é!"
     assert answer.token_ids == (11, 12, 13)
     assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (9, 8, 3)
-    assert (answer.cached.device, answer.cached.host) == (6, 2)
+    assert (answer.cached.device, answer.cached.host, answer.cached.disk) == (5, 2, 1)
     assert answer.retokenized_tokens == 3
     assert (answer.worker_id, answer.model, answer.request_id) == ("worker-1", "fake", "req-1")
     assert answer.started.cached.total == 7
     assert answer.started.seed == 7
     assert answer.started.routing is not None
     assert answer.started.routing.predicted_cached_tokens == 1088
-    assert answer.timings.prefill_ms == 20.0
+    assert (answer.timings.prefill_ms, answer.timings.load_back_ms) == (20.0, 5.0)
+
+
+def test_servers_older_than_host_tiers_tell_of_the_device_alone() -> None:
+    """What they do not say is 0."""
+    end = finished(1, prompt_tokens=9, cached_tokens=pb.CachedTokens(device=6))
+    end.finished.timings.ClearField("load_back_ms")
+    answer = fold(started(prompt_tokens=9, cached_tokens=pb.CachedTokens(device=6)), delta(0, "a", 1), end)
+    assert (answer.cached_tokens, answer.cached.host, answer.cached.disk) == (6, 0, 0)
+    assert answer.timings.load_back_ms == 0.0
 
 
 def test_first_token_time_is_the_clients_own_from_send_to_first_delta() -> None:

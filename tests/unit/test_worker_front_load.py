@@ -11,8 +11,8 @@ from prefixmesh.worker.messages import Admitted, Ended, Refused, TokensOut
 A, B = RequestId("a"), RequestId("b")
 
 
-def admitted(cached_tokens: int = 0) -> Admitted:
-    return Admitted(request_id="a", cached_tokens=cached_tokens, queued_ms=0.0)
+def admitted() -> Admitted:
+    return Admitted(request_id="a", cached_tokens=0, queued_ms=0.0)
 
 
 def token() -> TokensOut:
@@ -81,12 +81,17 @@ def test_what_was_submitted_after_the_engines_figures_is_added_to_them() -> None
         assert load.uncached_tokens(130, load.mark()) == 130
 
 
-def test_new_prompts_are_expected_to_be_cached_as_those_before_them_were() -> None:
+@pytest.mark.parametrize(("host", "disk"), [(0, 0), (800, 0), (500, 400)])
+def test_new_prompts_are_expected_to_be_cached_as_those_before_them_were(host: int, disk: int) -> None:
+    """On whatever tier: what is loaded back is not to be computed."""
     load = FrontLoad()
+    met = Admitted(
+        request_id="a", cached_tokens=900, queued_ms=0.0, host_tokens=host, disk_tokens=disk, load_back_ms=5.0
+    )
     for _ in range(100):
         with load.enter("r", A, 1) as place:
             place.submitted(1000)
-            place.on_event(0, admitted(900))
+            place.on_event(0, met)
     mark = load.mark()
     with load.enter("r", A, 2) as place:
         place.submitted(2000)
