@@ -105,17 +105,16 @@ class CudaCopies:
         """Launches a layer, and goes on to the next without waiting for it."""
         if job.buffer is None:
             assert job.host_pages is not None
-            source, wanted, have = self._on_host, job.host_pages, self._pinned.num_pages
+            source = self._on_host
+            check_pages(job.device_pages, self._pool.num_pages, job.host_pages, len(source))
         else:
             check_buffer(job.buffer, self._pool)
-            have = len(job.buffer)
-            source, wanted = (
-                self._words_of(job.buffer).view(have, self._parts, self._row),
-                np.arange(have, dtype=np.int32),
-            )
-        check_pages(job.device_pages, self._pool.num_pages, wanted, have)
+            source = self._words_of(job.buffer).view(-1, self._parts, self._row)
+            wanted = np.arange(len(source), dtype=np.int32)
+            check_pages(job.device_pages, self._pool.num_pages, wanted, len(source))
         with self._aside():
-            of, to = self._indices(wanted, source.device), self._indices(job.device_pages)
+            of = None if job.host_pages is None else self._indices(job.host_pages)
+            to = self._indices(job.device_pages)
         try:
             for layer in range(self.num_layers):
                 with self._aside():
@@ -125,18 +124,19 @@ class CudaCopies:
         finally:
             self._settle()
 
-    def _bring_layer(self, layer: int, source: torch.Tensor, of: torch.Tensor, to: torch.Tensor) -> None:
+    def _bring_layer(
+        self, layer: int, source: torch.Tensor, of: torch.Tensor | None, to: torch.Tensor
+    ) -> None:
+        """``of`` are the source's pages; None for all of them, in their order, where kernels cannot read them."""
         rows = source[:, 2 * layer : 2 * layer + 2]
         at_once = len(self._staging) // (2 * self._row)
-        for start in range(0, len(of), at_once):
+        for start in range(0, len(to), at_once):
             some = slice(start, start + at_once)
-            staged = self._staged(len(of[some]), 2)
-            if source.device == self._on_device.device:
-                torch.index_select(rows, 0, of[some], out=staged)
+            staged = self._staged(len(to[some]), 2)
+            if of is None:
+                staged.copy_(rows[some])
             else:
-                staged.copy_(
-                    rows[some]
-                )  # a buffer, whose pages are wanted in their order; read when this returns
+                torch.index_select(rows, 0, of[some], out=staged)
             for part in (0, 1):
                 self._on_device[2 * layer + part].index_copy_(0, to[some], staged[:, part])
 
@@ -159,8 +159,8 @@ class CudaCopies:
     def _words_of(self, storage: torch.Tensor) -> torch.Tensor:
         return storage.view(-1).view(self._word)
 
-    def _indices(self, pages: PageIndices, device: torch.device | None = None) -> torch.Tensor:
-        return torch.tensor(pages, dtype=torch.int64, device=self._device if device is None else device)
+    def _indices(self, pages: PageIndices) -> torch.Tensor:
+        return torch.tensor(pages, dtype=torch.int64, device=self._device)
 
     @staticmethod
     def _recorded(stream: Any) -> Any:
