@@ -79,6 +79,9 @@ class UnitNames(NamedTuple):
     names: list[bytes]
     """Of every whole unit."""
 
+    unit_tokens: int
+    """Tokens in a unit."""
+
 
 class KvRun(NamedTuple):
     """Consecutive units of one prefix, all on the same side of a public boundary."""
@@ -105,11 +108,11 @@ def unit_names(key: RadixKey, layout: KvLayout) -> UnitNames:
     size = layout.block_size
     if not boundary:
         fingerprints = block_fingerprints(key.namespace, key.tokens, size)
-        return UnitNames(key, fingerprints, names_of(key.namespace, fingerprints, layout))
+        return UnitNames(key, fingerprints, names_of(key.namespace, fingerprints, layout), layout.unit_tokens)
     public = block_fingerprints(key.namespace, key.tokens[:boundary], size)
     private = block_fingerprints(key.tail, key.tokens[boundary:], size)
     names = names_of(key.namespace, public, layout) + names_of(key.tail, private, layout)
-    return UnitNames(key, public + private, names)
+    return UnitNames(key, public + private, names, layout.unit_tokens)
 
 
 def names_of(namespace: bytes, fingerprints: list[Fingerprint], layout: KvLayout) -> list[bytes]:

@@ -1,0 +1,63 @@
+"""What goes to the disk, in which order: prefixes that have just become complete on the host, whose copies there are held while they are read. Pure."""
+
+from typing import Final
+
+from prefixmesh.cache.node import TreeNode
+from prefixmesh.cache.transfers import HostRead, Transfers
+from prefixmesh.worker.tiers.disk_jobs import Disk, WriteDone
+
+MAX_QUEUED_WRITES: Final = 1024
+"""Nodes that wait for the disk. More only says that it cannot follow; what is dropped is written when its prefix is backed up further, or again."""
+
+
+class DiskWrites:
+    """First in, first out; each node once."""
+
+    def __init__(self, transfers: Transfers, disk: Disk, max_queued: int = MAX_QUEUED_WRITES) -> None:
+        self._transfers = transfers
+        self._disk = disk
+        self._max_queued = max_queued
+        self._queue: dict[TreeNode, None] = {}
+        self._under_way: dict[int, tuple[TreeNode, HostRead]] = {}
+        self.dropped_nodes = 0
+        """Not queued, because the queue was full; only rises."""
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether host pages are locked for the disk."""
+        return bool(self._under_way)
+
+    def backed_up(self, node: TreeNode) -> None:
+        """The host has the whole path to ``node``. O(1)."""
+        if len(self._queue) >= self._max_queued and node not in self._queue:
+            self.dropped_nodes += 1
+            return
+        self._queue[node] = None
+
+    def pump(self) -> None:
+        """Hand on what the disk has room for. O(length of the path) for each node."""
+        while self._queue and self._disk.has_room():
+            node = next(iter(self._queue))
+            del self._queue[node]
+            read = self._transfers.begin_read(node)
+            if read is None:
+                continue  # the host has given it up, or part of it
+            number = self._disk.write(read.key, read.host_pages)
+            if number is None:
+                self._transfers.end_read(read)
+            else:
+                self._under_way[number] = (node, read)
+
+    def done(self, outcome: WriteDone) -> None:
+        """A write has ended: its host pages are free to go. What part of its path did not have its turn follows."""
+        node, read = self._under_way.pop(outcome.number)
+        self._transfers.end_read(read)
+        if outcome.size_tokens:
+            self.backed_up(node)
+
+    def flushed(self) -> None:
+        """The cache is empty: what is being read is read to its end."""
+        self._queue.clear()
