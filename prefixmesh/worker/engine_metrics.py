@@ -106,6 +106,7 @@ def _load_families(stats: Stats) -> Iterator[Metric]:
 
 def _tier_families(tiers: TierCounts, load_back_ms_per_token: float) -> Iterator[Metric]:
     """All 0 on a worker that has no host tier: a page has the same series whatever the worker is."""
+    cached = tiers.host_evictable_pages + tiers.host_protected_pages
     yield _labelled(
         GaugeMetricFamily,
         "prefixmesh_host_pages",
@@ -115,6 +116,7 @@ def _tier_families(tiers: TierCounts, load_back_ms_per_token: float) -> Iterator
             "free": tiers.host_free_pages,
             "evictable": tiers.host_evictable_pages,
             "protected": tiers.host_protected_pages,
+            "arriving": tiers.host_total_pages - tiers.host_free_pages - cached,
         },
     )
     yield _labelled(

@@ -231,7 +231,7 @@ async def test_what_moves_between_the_tiers_is_told() -> None:
     """Each figure under its own name; the wait for what came from below only of answers that had some."""
     engine = ScriptedEngine()
     engine.tiers = TierCounts(
-        host_total_pages=80,
+        host_total_pages=86,
         host_free_pages=50,
         host_evictable_pages=20,
         host_protected_pages=10,
@@ -255,7 +255,7 @@ async def test_what_moves_between_the_tiers_is_told() -> None:
         page = await until(worker, "prefixmesh_load_back_seconds_count", 1)
     assert page.value("prefixmesh_load_back_seconds_sum") == 0.0025
     pages = page.by("prefixmesh_host_pages", "state")
-    assert pages == {"free": 50, "evictable": 20, "protected": 10}
+    assert pages == {"free": 50, "evictable": 20, "protected": 10, "arriving": 6}
     assert page.by("prefixmesh_tier_tokens_total", "move") == {
         "backed_up": 11,
         "dropped": 12,
