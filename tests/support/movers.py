@@ -121,7 +121,7 @@ class SteppedCopies:
         self._may.release(pieces)
 
     def let_all(self) -> None:
-        self.let(10**6)
+        self.let(1000)
 
     def wait_asked(self) -> None:
         """Until the thread stands before a piece that was not seen before."""

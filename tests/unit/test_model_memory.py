@@ -1,5 +1,6 @@
 """The sums that size the KV pool."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,14 @@ import torch
 from prefixmesh.errors import ConfigError
 from prefixmesh.worker.model.memory import (
     CPU_POOL_CONTEXTS,
+    GIB,
     GPU_WORKING_BYTES,
     MIB,
     DeviceMemory,
     MemorySums,
     read_cpu_memory,
     read_device_memory,
+    size_host_pool,
     size_pool,
 )
 
@@ -132,3 +135,82 @@ def test_cpu_memory_is_the_smaller_of_machine_and_control_group(tmp_path: Path) 
     assert (found.free, found.source) == (0, "memory left in the control group")
     with pytest.raises(ConfigError, match="max_total_tokens"):
         read_cpu_memory(0, tmp_path / "missing", tmp_path / "none")
+
+
+def with_host(
+    ratio: float = 0.0,
+    size_gib: float = 0.0,
+    *,
+    tokens: int = 2048,
+    staging_bytes: int = MIB,
+    host_memory: DeviceMemory | None = None,
+    adapter_bytes: int = 0,
+) -> MemorySums:
+    """Beside 100 MiB of weights and 1 KiB a token, of 900 MiB that are free."""
+    sums = replace(size(max_total_tokens=tokens), adapters=adapter_bytes)
+    return size_host_pool(
+        sums, ratio=ratio, size_gib=size_gib, staging_bytes=staging_bytes, host_memory=host_memory
+    )
+
+
+def test_a_host_tier_is_a_multiple_of_the_pool_or_a_size() -> None:
+    """The size wins; both are cut to whole pages."""
+    assert with_host(ratio=2.5).host_pages == 320
+    assert with_host(ratio=0.34).host_pages == 43
+    assert with_host(size_gib=0.5).host == GIB // 2
+    assert with_host(ratio=9.0, size_gib=16.5 * 1024 / GIB).host_pages == 1
+    assert with_host(ratio=2.0).kv == size(max_total_tokens=2048).kv
+    assert size().host == size().host_pages == 0
+
+
+def test_the_line_shows_the_host_tier_where_there_is_one() -> None:
+    """On a CPU in the same sum, beside a GPU apart."""
+    assert with_host(ratio=3.0, adapter_bytes=5 * MIB).describe() == (
+        "weights 100 MiB + adapters 5 MiB + KV 2 MiB (2,048 tokens of 1,024 bytes, 128 pages of 16) "
+        "+ host tier 6 MiB (6,144 tokens, 384 pages) + staging 1.0 MiB = 114 MiB of 1,000 MiB (test); "
+        "sizes set by max_total_tokens=2048 and hicache_ratio=3"
+    )
+    apart = DeviceMemory(total=64 * GIB, free=64 * GIB, source="the host's")
+    assert with_host(size_gib=2.0, host_memory=apart).describe() == (
+        "weights 100 MiB + KV 2 MiB (2,048 tokens of 1,024 bytes, 128 pages of 16) + staging 1.0 MiB = 103 MiB of 1,000 MiB "
+        "(test); host tier 2,048 MiB (2,097,152 tokens, 131,072 pages) of 65,536 MiB (the host's); "
+        "sizes set by max_total_tokens=2048 and hicache_size=2"
+    )
+    assert "host tier" not in size().describe()
+
+
+def test_on_a_cpu_both_pools_come_out_of_the_same_memory() -> None:
+    """F55: what does not fit is refused with all sums, one byte beyond what is free."""
+    kv, adapters, staging = 100 * MIB, 50 * MIB, 3 * MIB
+    left = MEMORY.free - kv - adapters - staging
+    fits = with_host(size_gib=left / GIB, tokens=100 * 1024, adapter_bytes=adapters, staging_bytes=staging)
+    assert fits.host == left
+    with pytest.raises(ConfigError, match="do not fit") as raised:
+        with_host(size_gib=left / GIB, tokens=100 * 1024, adapter_bytes=adapters, staging_bytes=staging + 1)
+    for part in (
+        "weights 100 MiB",
+        "adapters 50 MiB",
+        "KV 100 MiB",
+        "host tier 747 MiB",
+        "staging 3.0 MiB",
+        "= 1,000 MiB of 1,000 MiB",
+        "hicache_size",
+        "only 900 MiB are free beside the weights",
+    ):
+        assert part in str(raised.value)
+
+
+def test_beside_a_gpu_the_tier_is_held_to_the_hosts_memory_and_staging_to_the_gpus() -> None:
+    apart = DeviceMemory(total=3 * GIB, free=2 * GIB, source="the host's")
+    assert with_host(size_gib=2.0, host_memory=apart).host == 2 * GIB
+    with pytest.raises(ConfigError, match=r"fit in the host's memory: .* only 2,048 MiB are free there"):
+        with_host(size_gib=2.1, host_memory=apart)
+    with pytest.raises(ConfigError, match=r"do not fit: .* staging 899.0 MiB"):
+        with_host(size_gib=1.0, host_memory=apart, staging_bytes=899 * MIB)
+
+
+@pytest.mark.parametrize("asked", [{"ratio": 0.001}, {"size_gib": 1e-6}])
+def test_a_host_tier_without_a_page_is_refused(asked: dict[str, float]) -> None:
+    """Who asks for a tier is to have one."""
+    with pytest.raises(ConfigError, match=r"no page of 16,384 bytes fits in a host tier of hicache_"):
+        with_host(**asked)  # type: ignore[arg-type]
