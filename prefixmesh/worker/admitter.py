@@ -73,7 +73,7 @@ class Admitter:
                     running.append(self._growth(request))
                     started.append(request)
                     continue
-                if not len(self._batch):
+                if not len(self._batch) and not self._kv.may_free_pages(now):
                     return Admissions(started, request)
                 is_short = True
             if not admissions.skip(request, too_long=not gets_on):
@@ -107,7 +107,7 @@ class Admitter:
         # Who got nothing of the last step is not waited for: computing it oneself is sooner.
         holders = [
             request
-            for request in self._batch.prefilling
+            for request in (*self._batch.loading, *self._batch.prefilling)
             if request not in self._stalled and self._kv.offers(request)
         ]
         return self._queue.open_round(holders, self._config.hold_min_tokens)

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import torch
 
-from prefixmesh.errors import DeviceLostError, InternalError, InvalidRequestError
+from prefixmesh.errors import DeviceLostError, InternalError, InvalidRequestError, LoadBackError
 from prefixmesh.worker.adapter_desk import NO_SHOP, AdapterDesk
 from prefixmesh.worker.answer_grammar import AnswerGrammar
 from prefixmesh.worker.batch_plan import BatchPlan
@@ -33,16 +33,23 @@ from prefixmesh.worker.messages import (
     LoadAdapter,
     Stats,
     Submit,
+    TierCounts,
     UnloadAdapter,
 )
 from prefixmesh.worker.sampling import sample
 from prefixmesh.worker.scheduler import NO_LOGPROBS, Scheduler, Step
+from prefixmesh.worker.tiers.keeper import Keeper
 
 logger = logging.getLogger(__name__)
 
+_NO_TIERS: Final = TierCounts()
 
 READY_WAIT_S: Final = 0.005
-"""With nothing else to do, a step waits so long for a grammar or an adapter: commands that come meanwhile wait as long."""
+"""With nothing else to do, a step waits so long for a grammar, an adapter, or KV that is being copied: commands that come meanwhile wait as
+long."""
+
+SETTLE_WAIT_S: Final = 0.25
+"""A step that has read KV while it came waits so long at most to be told that all has come well: it has by then, but for the telling."""
 
 
 class Runner(Protocol):
@@ -81,8 +88,11 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is waiting or running."""
-        return self._scheduler.has_work or self._entrance.has_work
+        """Whether any request is waiting or running, or a copy between the tiers is to be acknowledged or begun."""
+        if self._scheduler.has_work or self._entrance.has_work:
+            return True
+        keeper = self._scheduler.keeper
+        return keeper is not None and keeper.has_work()
 
     def handle(self, command: EngineCommand, now: float) -> list[Event]:
         """Take one command as it came from a front."""
@@ -123,11 +133,13 @@ class EngineCore:
         if step is not None:
             self._steps += 1
             self._compute(step)
+        if self._scheduler.keeper is not None:
+            self._see_to_copies(self._scheduler.keeper, is_idle=step is None)
         return self._with_changes(events + self._entrance.take_events())
 
     def stats(self) -> Stats:
         """The engine's state now. O(1)."""
-        scheduler, kv = self._scheduler, self._scheduler.kv
+        scheduler, kv, keeper = self._scheduler, self._scheduler.kv, self._scheduler.keeper
         return Stats(
             running=len(scheduler.running),
             queued=scheduler.queued + len(self._entrance),
@@ -151,7 +163,14 @@ class EngineCore:
             resident_adapters=self._adapters.table.resident,
             adapter_load_ms=self._adapters.load_ms,
             adapters=self._adapters.table.counts(),
+            load_back_ms_per_token=0.0 if keeper is None else keeper.rates.load_back_ms_per_token,
+            tiers=_NO_TIERS if keeper is None else keeper.counts(),
         )
+
+    def close(self) -> None:
+        """Nothing is computed or copied any more."""
+        if self._scheduler.keeper is not None:
+            self._scheduler.keeper.close()
 
     def check_invariants(self) -> None:
         """The scheduler's, the cache's and the adapters'; O(pool)."""
@@ -163,9 +182,29 @@ class EngineCore:
         changes = self._recorder.take()
         return [CacheChanges(changes=changes), *events] if changes else events
 
+    def _see_to_copies(self, keeper: Keeper, *, is_idle: bool) -> None:
+        """Acknowledge what was copied meanwhile, and begin what was inserted. Where there is nothing to compute until something has been
+        copied, wait for that, a little at a time."""
+        if is_idle and self._scheduler.has_work and keeper.is_copying:
+            keeper.wait(READY_WAIT_S)
+        self._scheduler.collect(self._clock())
+
+    def _settle(self, keeper: Keeper, step: Step) -> None:
+        """See that all that a step has read while it came did come, and have the tree know. Raises LoadBackError when it is not told in time."""
+        wait_until = self._clock() + SETTLE_WAIT_S
+        self._scheduler.collect(self._clock())
+        while not all(load.has_ended for load in step.loads):
+            left_s = wait_until - self._clock()
+            if left_s <= 0.0:
+                raise LoadBackError("a load-back was not told to have ended")
+            keeper.wait(left_s)
+            self._scheduler.collect(self._clock())
+
     def _compute(self, step: Step) -> None:
-        started = self._clock()
+        started, keeper = self._clock(), self._scheduler.keeper
         try:
+            if keeper is not None:
+                keeper.expect(step.loads)
             requests = [part.request.request_id for part in step.parts] if self._adapters.in_use else []
             logits = self._runner.forward(self._adapters.complete(step.plan, requests))
             wanted = {
@@ -180,9 +219,17 @@ class EngineCore:
                 [request.sampling for request in step.sampled],
                 [request.output_tokens for request in step.sampled],
             )
+            if keeper is not None and step.loads:
+                self._settle(keeper, step)
             ended = self._clock()
             logprobs = NO_LOGPROBS if table is None else read_logprobs(table, wanted, sampled.token_ids)
             self._scheduler.complete(step, sampled.token_ids, ended, sampled.failures | broken, logprobs)
+        except LoadBackError as error:
+            logger.warning(
+                "engine.step_void requests=%d load_backs=%d: %s", len(step.parts), len(step.loads), error
+            )
+            self._scheduler.void(step, self._clock())
+            return
         except DeviceLostError:
             raise  # no step can be computed any more: the process ends, and a new one may find the GPU well
         except Exception as error:  # a step's error is the step's: whatever it was, others must go on
@@ -190,6 +237,8 @@ class EngineCore:
             shown = str(error) if isinstance(error, InternalError) else type(error).__name__
             self._scheduler.fail(step, f"the step could not be computed: {shown}", self._clock())
             return
+        if step.loads:
+            return  # it may have waited for them, which is no measure of computing
         self._rates.record(
             prefill_tokens=step.prefill_tokens,
             prefill_squares=step.prefill_squares,

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 from prefixmesh.adapter_names import split_adapter_setting
+from prefixmesh.cache.base import PrefixCache
 from prefixmesh.cache.factory import make_prefix_cache
 from prefixmesh.cache.pages import PageAllocator
-from prefixmesh.cache.radix_cache import RadixOptions
+from prefixmesh.cache.radix_cache import RadixCache, RadixOptions
 from prefixmesh.config import EngineConfig
 from prefixmesh.model_files.linear_sizes import LinearSizes
 from prefixmesh.model_files.revision import model_revision
@@ -20,6 +21,8 @@ from prefixmesh.worker.messages import EngineInfo
 from prefixmesh.worker.model.open_model import OpenedModel, open_model
 from prefixmesh.worker.prefill_savings import PrefillShape
 from prefixmesh.worker.scheduler import Scheduler, SchedulerConfig
+from prefixmesh.worker.tiers.copies import Mover
+from prefixmesh.worker.tiers.keeper import Keeper, KeeperConfig
 
 
 def build_engine(
@@ -27,19 +30,27 @@ def build_engine(
     progress: Callable[[str], None] | None = None,
     watch: Callable[[Runner], Runner] | None = None,
     recorder: CacheRecorder | None = None,
+    *,
+    watch_mover: Callable[[Mover], Mover] | None = None,
+    on_copied: Callable[[], None] | None = None,
 ) -> EngineCore:
     """Resolve the model (pulling a known one that is missing), load, size the pool, warm up and measure.
 
     ``progress`` is told what happens, a line at a time. ``watch`` may put something around the runner, such as a clock, and
-    ``recorder`` stand for the engine's own. Raises ConfigError and ModelFileError. Seconds; all of it is the model.
+    ``recorder`` stand for the engine's own; ``watch_mover`` is ``watch`` for the host tier's mover. ``on_copied`` is called, on any thread,
+    when there may be a copy to acknowledge: whoever waits for work looks again. Raises ConfigError and ModelFileError. Seconds; all of it is
+    the model.
     """
     files = resolve_model(config.model, progress)
-    opened = open_model(files, config, progress)
+    opened = open_model(files, config, progress, on_copied)
     allocator = PageAllocator(opened.sums.num_pages)
     recorder = CacheRecorder() if recorder is None else recorder
     rates = EngineRates(
         prefill_tokens_per_s=opened.rates.prefill_tokens_per_s, decode_step_ms=opened.rates.decode_step_ms
     )
+    host = PageAllocator(opened.sums.host_pages) if opened.sums.host_pages else None
+    options = cache_options(config, recorder, host)
+    cache = make_prefix_cache(config.prefix_cache, allocator, config.page_size, options)
     scheduler = Scheduler(
         SchedulerConfig(
             max_running_requests=config.max_running_requests,
@@ -53,8 +64,9 @@ def build_engine(
             shares_prefixes=config.prefix_cache != "off",
         ),
         allocator,
-        make_prefix_cache(config.prefix_cache, allocator, config.page_size, cache_options(config, recorder)),
+        cache,
         rates,
+        _open_keeper(config, opened, cache, rates, watch_mover),
     )
     desk = _open_desk(config, opened, progress)
     info = EngineInfo(
@@ -87,11 +99,38 @@ def build_engine(
     )
 
 
-def cache_options(config: EngineConfig, recorder: CacheRecorder) -> RadixOptions:
-    """What its cache has beside its pages. The other caches tell nothing of their blocks, and take no other options either."""
+def cache_options(
+    config: EngineConfig, recorder: CacheRecorder, host: PageAllocator | None = None
+) -> RadixOptions:
+    """What its cache has beside its pages; ``host`` are the host tier's. The other caches tell nothing of their blocks, and take no other
+    options either."""
     if config.prefix_cache == "radix":
-        return RadixOptions(policy=config.eviction_policy, events=recorder)
+        return RadixOptions(policy=config.eviction_policy, events=recorder, host=host)
     return RadixOptions(policy=config.eviction_policy)
+
+
+def _open_keeper(
+    config: EngineConfig,
+    opened: OpenedModel,
+    cache: PrefixCache,
+    rates: EngineRates,
+    watch_mover: Callable[[Mover], Mover] | None,
+) -> Keeper | None:
+    """The host tier's; None without one."""
+    mover = opened.mover
+    if mover is None or not isinstance(cache, RadixCache):
+        return None
+    return Keeper(
+        cache,
+        mover if watch_mover is None else watch_mover(mover),
+        rates,
+        KeeperConfig(
+            device_pages=opened.sums.num_pages,
+            host_pages=opened.sums.host_pages,
+            write_policy=config.hicache_write_policy,
+            load_back_ms_per_token=opened.load_back_ms_per_token or 0.0,
+        ),
+    )
 
 
 def _open_desk(

@@ -59,6 +59,7 @@ class CommandInbox:
         self._changed = threading.Condition()
         self._commands: deque[Command] = deque()
         self._submits = 0
+        self._woken = False
         self._closed = False
 
     def put(self, command: Command, *, wait: bool = False) -> bool:
@@ -78,15 +79,23 @@ class CommandInbox:
         return True
 
     def take(self, *, wait: bool, at_most_s: float | None = None) -> list[Command]:
-        """Everything that has arrived, in order; with ``wait``, not before something has, or ``at_most_s`` have passed."""
+        """Everything that has arrived, in order; with ``wait``, not before something has, ``wake`` was called or ``at_most_s`` have
+        passed."""
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: bool(self._commands), at_most_s)
+                self._changed.wait_for(lambda: bool(self._commands) or self._woken, at_most_s)
+            self._woken = False
             commands = list(self._commands)
             self._commands.clear()
             self._submits = 0
             self._changed.notify_all()
         return commands
+
+    def wake(self) -> None:
+        """Let the loop look for itself what there is to do, as after a copy has ended. Any thread; never blocks for long."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Let go of whoever waits in ``put``: the loop has ended."""
@@ -124,12 +133,12 @@ def run_engine_loop(
 
 
 def _next_commands(core: Core, inbox: CommandInbox, housekeeper: Housekeeper | None) -> list[Command]:
-    """What has arrived; without work, not before something has."""
+    """What has arrived; without work, not before something has, or the loop was woken to look for some."""
     if core.has_work:
         return inbox.take(wait=False)
     if housekeeper is not None:
         commands = inbox.take(wait=True, at_most_s=QUIET_S)
-        if commands:
+        if commands or core.has_work:
             return commands
         housekeeper.when_idle()
     return inbox.take(wait=True)

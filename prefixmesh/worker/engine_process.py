@@ -85,7 +85,9 @@ def _serve(settings: str, inbox: CommandInbox, outbox: "_Outbox") -> int:
         # Only here: importing torch takes seconds, in which the reader watches the front already.
         from prefixmesh.worker.engine_builder import build_engine
 
-        core = build_engine(config, progress=lambda doing: outbox.put(Loading(doing=doing)))
+        core = build_engine(
+            config, progress=lambda doing: outbox.put(Loading(doing=doing)), on_copied=inbox.wake
+        )
     except ConfigError as error:
         outbox.put(StartFailed(kind="config", problem=str(error)))
         return EXIT_START_FAILED

@@ -43,8 +43,8 @@ class InProcessEngine:
     """``EngineClient`` over a daemon thread. ``make_core`` stands in for the real engine in tests; it runs on the thread."""
 
     def __init__(self, config: EngineConfig, make_core: Callable[[], EngineCore] | None = None) -> None:
-        self._make_core = make_core or (lambda: build_engine(config))
         self._inbox = CommandInbox()
+        self._make_core = make_core or (lambda: build_engine(config, on_copied=self._inbox.wake))
         self._streams = EventStreams(self._send, _at_once)
         self._adapters = AdapterCalls(config.adapter_root, self._streams.ask)
         self._thread: threading.Thread | None = None
@@ -119,7 +119,10 @@ class InProcessEngine:
             def send(events: Sequence[Event]) -> None:
                 _tell(loop, self._streams.dispatch, events)
 
-            run_engine_loop(core, self._inbox, send, time.monotonic)
+            try:
+                run_engine_loop(core, self._inbox, send, time.monotonic)
+            finally:
+                core.close()
         except PrefixmeshError as failure:
             logger.exception("engine.failed")
             _tell(loop, _reject, ready, failure)

@@ -1,7 +1,8 @@
 """Who owns which KV page: the one place where a running request takes pages, shares them and gives them back.
 
 A page belongs to the allocator's free list, to the prefix cache, or to one request's private tail (see the drawing in
-``request``). Everything that ends or interrupts a request goes through ``release``. Pure: no clock, no torch.
+``request``). Everything that ends or interrupts a request goes through ``release``. With a host tier, a ``Keeper`` is told what was inserted
+and found, and brings back what only the host has. Pure: no clock, no torch.
 """
 
 from collections import Counter
@@ -13,13 +14,15 @@ import numpy as np
 
 from prefixmesh.cache.base import MatchResult, PageIndices, PrefixCache, RadixKey
 from prefixmesh.cache.factory import miss_finder
-from prefixmesh.cache.ledger import Lookup
+from prefixmesh.cache.ledger import Lookup, Misses
 from prefixmesh.cache.misses import last_fingerprint
 from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.errors import DoubleReleaseError, InternalError, InvariantError
 from prefixmesh.tokens import TOKEN_BYTES
 from prefixmesh.worker.request import Request
+from prefixmesh.worker.tiers.keeper import Keeper
+from prefixmesh.worker.tiers.load_backs import Load
 
 
 class HeldAlone(NamedTuple):
@@ -35,9 +38,11 @@ class HeldAlone(NamedTuple):
 class KvManager:
     """Moves pages between the free list, the prefix cache and requests."""
 
-    def __init__(self, allocator: PageAllocator, cache: PrefixCache) -> None:
+    def __init__(self, allocator: PageAllocator, cache: PrefixCache, keeper: Keeper | None = None) -> None:
+        """``keeper`` is the cache's host tier's; None where it has none."""
         self._allocator = allocator
         self._cache = cache
+        self._keeper = keeper
         self._misses = miss_finder(cache)
         self.page_size = cache.page_size
         self._flushes = 0
@@ -68,6 +73,11 @@ class KvManager:
         return self._cache.protected_pages
 
     @property
+    def copying_pages(self) -> int:
+        """Device pages that copies in flight own. O(copies)."""
+        return 0 if self._keeper is None else self._keeper.copying_pages
+
+    @property
     def double_releases(self) -> int:
         """Lock receipts that were released twice: bugs that were survived."""
         return self._cache.double_releases
@@ -82,13 +92,20 @@ class KvManager:
         return -(-size_tokens // self.page_size)
 
     def peek(self, request: Request) -> int:
-        """Tokens that an admission would find cached now; changes nothing."""
-        return self._cache.peek(request.match_key(self.page_size))
+        """Tokens that an admission now would not compute: found on the device, or loaded back; changes nothing."""
+        key = request.match_key(self.page_size)
+        if self._keeper is None or not request.may_load:
+            return self._cache.peek(key)
+        return self._keeper.peek(key)
 
     def admit(self, request: Request, reserve_pages: int, now: float) -> bool:
         """Match and lock the cached prefix, and take pages for every other known token; False when ``reserve_pages`` would
         not be left beside them, in which case the request owns nothing. Match and lock are one step, so nothing can evict
-        between them. A request's first admission is counted in the ledger."""
+        between them. A request's first admission is counted in the ledger.
+
+        What only the host has is loaded back where that is worth it: then ``request.load`` says so, and its pages belong to the copy until
+        ``loaded``, which the ledger waits for as well.
+        """
         owner, key = request.owner, request.match_key(self.page_size)
         wanted = self.pages_for(request.length)
         if wanted + reserve_pages - self._cache.peek(key) // self.page_size > self.obtainable_pages(owner):
@@ -98,23 +115,47 @@ class KvManager:
         matched_pages = len(match.device_indices)
         needed = wanted - matched_pages
         lookup: Lookup | None = None
+        load: Load | None = None
         fresh: PageIndices | None = None
         if needed + reserve_pages <= self.obtainable_pages(owner):
             if request.query.is_open:
                 lookup = self._explain(request, key, match)  # before anything is evicted for this request
-            fresh = self._take_pages({owner: needed})
+            load = self._begin_load(request, match, now)
+            fresh = self._take_pages({owner: needed - (0 if load is None else len(load.copy.device_pages))})
         if fresh is None:  # or the cache has promised too much
+            if load is not None and self._keeper is not None:
+                self._keeper.undo(load)
             self._release_receipt(request)
             return False
-        if lookup is not None:
-            request.query.record(lookup)
         request.page_table[:matched_pages] = match.device_indices
-        request.page_table[matched_pages:wanted] = fresh
         request.shared_pages = matched_pages
         request.pages = wanted
         request.matched_tokens = request.computed = match.matched_tokens
+        request.loaded_tokens = 0
+        request.lookup = lookup
         request.admitted_after_flushes = self._flushes
+        if self._keeper is not None:
+            self._tell(self._keeper, request, match, load)
+        request.page_table[request.own_from : wanted] = fresh
+        if load is None:
+            self._count(request)
         return True
+
+    def loaded(self, request: Request, now: float) -> None:
+        """What a request was loading is in the tree: hold it there as any match, and count it. To be called before anything can be
+        evicted. O(depth + pages)."""
+        load, end = request.load, request.own_from
+        match = self._cache.match_prefix(request.key(end * self.page_size), now, request.priority)
+        if load is None or len(match.device_indices) != end:
+            raise InternalError(
+                f"{len(match.device_indices)} of {end} pages are there after a load-back of {load!r}"
+            )
+        request.page_table[:end] = match.device_indices
+        request.loaded_tokens = load.size_tokens
+        request.matched_tokens = end * self.page_size
+        request.shared_pages, request.loading_pages, request.load = end, 0, None
+        self._lock(request, match.last_device_node)
+        self._count(request)
 
     def extend(self, requests: list[Request]) -> bool:
         """One more page for each of ``requests``, or for none of them and False. Evicts as needed."""
@@ -137,6 +178,8 @@ class KvManager:
         complete_pages = request.computed // self.page_size
         if complete_pages <= request.shared_pages or request.admitted_after_flushes != self._flushes:
             return
+        if request.load is not None:
+            return  # what stands before its own pages is not complete
         result = self._cache.insert(
             request.key(complete_pages * self.page_size),
             request.page_table[:complete_pages].copy(),
@@ -152,6 +195,8 @@ class KvManager:
         request.page_table[:kept] = result.device_indices
         request.shared_pages = kept
         self._lock(request, result.last_device_node)
+        if self._keeper is not None:
+            self._keeper.inserted(result.last_device_node)
 
     def release(self, request: Request, *, keep: bool, now: float) -> None:
         """Give back all that a running request owns; the one path of finish, abort, failure and preemption.
@@ -161,8 +206,11 @@ class KvManager:
         """
         if keep:
             self.commit(request, now)
-        private = request.page_table[request.shared_pages : request.pages].copy()
-        request.pages = request.shared_pages = request.computed = 0
+        private = request.page_table[request.own_from : request.pages].copy()
+        if request.load is not None and self._keeper is not None:
+            self._keeper.leave(request.load)
+        request.load = request.lookup = None
+        request.pages = request.shared_pages = request.loading_pages = request.computed = 0
         self._release_receipt(request)
         if len(private):
             self._allocator.free(private)
@@ -172,6 +220,24 @@ class KvManager:
         shared or not, enters the cache again."""
         self._cache.flush()
         self._flushes += 1
+        if self._keeper is not None:
+            self._keeper.flushed()
+
+    def save(self, request: Request, now: float) -> None:
+        """Copy to the host what a running request has computed, if that is worth it: its pages are about to be wanted by others."""
+        if self._keeper is not None and request.load is None:
+            self.commit(request, now)
+            node = None if request.receipt is None else request.receipt.node
+            if node is not None and self.offers(request):
+                self._keeper.save(node, now)
+
+    def may_free_pages(self, now: float) -> bool:
+        """Whether copies are in flight whose ends may give pages back. O(copies)."""
+        return self._keeper is not None and self._keeper.may_free_pages(now)
+
+    def pages_coming(self, now: float) -> int:
+        """Pages that could be had in a moment, once backups in flight have ended. O(copies * depth)."""
+        return 0 if self._keeper is None else self._keeper.pages_coming(now)
 
     def offers(self, request: Request) -> bool:
         """Whether what a running request computes enters the cache; after a flush it does not."""
@@ -181,7 +247,7 @@ class KvManager:
         """What nobody else would keep if a running request gave up everything: its private pages, and those of its cached prefix
         that its lock alone protects. O(depth)."""
         pages = request.private_pages
-        tokens = request.computed - request.shared_pages * self.page_size
+        tokens = max(0, request.computed - request.own_from * self.page_size)
         node = None if request.receipt is None else request.receipt.node
         # Locks are counted along the path, so whoever holds part of it holds all before that part.
         while node is not None and node.lock_ref == 1:
@@ -211,6 +277,30 @@ class KvManager:
             missing -= evicted
         return self._allocator.allocate(count)
 
+    def _begin_load(self, request: Request, match: MatchResult, now: float) -> Load | None:
+        if self._keeper is None or not request.may_load:
+            return None
+        return self._keeper.begin_load(match, request.owner, now)
+
+    def _tell(self, keeper: Keeper, request: Request, match: MatchResult, load: Load | None) -> None:
+        """What an admission found, and what becomes of it: ``load`` brings what only the host has, or it is computed."""
+        keeper.matched(match)
+        brought = 0
+        if load is not None:
+            brought = load.size_tokens
+            request.load, request.loading_pages = load, len(load.copy.device_pages)
+            request.page_table[request.shared_pages : request.own_from] = load.copy.device_pages
+            request.computed += brought
+            keeper.start(load)
+        keeper.computed(match.host_hit_length - brought)
+        if request.lookup is not None:
+            request.lookup = _without_host(request.lookup, match.host_hit_length - brought)
+
+    def _count(self, request: Request) -> None:
+        lookup, request.lookup = request.lookup, None
+        if lookup is not None:
+            request.query.record(lookup)
+
     def _explain(self, request: Request, key: RadixKey, match: MatchResult) -> Lookup:
         return self._misses.explain(
             key,
@@ -235,3 +325,11 @@ class KvManager:
         self.receipts_out -= 1
         with suppress(DoubleReleaseError):  # the cache counts it; nothing has changed
             self._cache.release(receipt)
+
+
+def _without_host(lookup: Lookup, size_tokens: int) -> Lookup:
+    """A look-up of which so many tokens that only the host has are computed: they are missed as evicted ones are, for more room on the
+    device would have helped."""
+    never_seen, evicted, elsewhere, tail = lookup.misses
+    misses = Misses(never_seen, evicted + size_tokens, elsewhere, tail)
+    return lookup._replace(host_tokens=lookup.host_tokens - size_tokens, misses=misses)

@@ -1,12 +1,14 @@
-"""From the requests of a step to the arrays of a forward pass. Pure numpy; cost per step O(tokens + pages read)."""
+"""From the requests of a step to what is computed: the arrays of a forward pass, and the figures that rates are learned from. Pure numpy; cost per step O(tokens + pages read)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from prefixmesh.worker.batch_plan import BatchPlan, IntArray
 from prefixmesh.worker.request import Request
+from prefixmesh.worker.tiers.load_backs import Load
 
 
 class StepPart(NamedTuple):
@@ -18,6 +20,42 @@ class StepPart(NamedTuple):
 
     samples: bool
     """Whether its last row gives the next token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to compute now."""
+
+    parts: tuple[StepPart, ...]
+    plan: BatchPlan
+    sampled: tuple[Request, ...]
+    """The requests of the plan's ``logit_rows``, in that order."""
+
+    prefill_tokens: int
+    prefill_squares: int
+    """Sum of ``b**2 - a**2`` over prefills from position ``a`` up to ``b``: what attention's share of the step grows with."""
+
+    decoding: int
+    """How many of the parts decode."""
+
+    loads: tuple[Load, ...] = ()
+    """What brings KV that the step reads and that has not all come yet."""
+
+
+def build_step(parts: Sequence[StepPart], decoding: int, page_size: int) -> Step:
+    """The step that computes ``parts``, of which the first ``decoding`` decode."""
+    prefills = parts[decoding:]
+    return Step(
+        parts=tuple(parts),
+        plan=build_plan(parts, page_size),
+        sampled=tuple(part.request for part in parts if part.samples),
+        prefill_tokens=sum(part.new_tokens for part in prefills),
+        prefill_squares=sum(
+            part.new_tokens * (2 * part.request.computed + part.new_tokens) for part in prefills
+        ),
+        decoding=decoding,
+        loads=tuple(part.request.load for part in prefills if part.request.load is not None),
+    )
 
 
 def build_plan(parts: Sequence[StepPart], page_size: int) -> BatchPlan:

@@ -180,7 +180,9 @@ class PromptOrder:
             return
         limits = self.limits[near.rows]
         promised = np.minimum(self._whole(near.shared), limits)
-        gain = promised - np.maximum(self.cached[near.rows], offered)
+        # What is loading for one would be loaded for each of the others as well: that the host has it is no reason to go ahead.
+        found = offered if holder.load is not None else np.maximum(self.cached[near.rows], offered)
+        gain = promised - found
         pays = (gain >= min_tokens) | ((gain > 0) & (promised == limits))
         held[near.rows[pays & (self.roles[near.rows] != Role.PREFILLING)]] = True
 

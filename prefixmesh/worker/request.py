@@ -9,15 +9,16 @@ Who owns what, as half-open ranges. Tokens::
 
 While decoding ``computed == length - 1``: the last token was sampled, and its KV is written by the next step. Pages::
 
-    page_table: |<-- shared_pages -->|<---- private ---->|
-                0                shared_pages          pages
-    owner:      | the prefix cache,  | this request      |
-                | held by `receipt`  |                   |
-    freed by:   | the cache, after   | KvManager.release |
-                | the receipt's end  |                   |
+    page_table: |<-- shared_pages -->|<-- loading_pages -->|<---- private ---->|
+                0                shared_pages              ^ own_from        pages
+    owner:      | the prefix cache,  | the copy that       | this request      |
+                | held by `receipt`  | `load` is           |                   |
+    freed by:   | the cache, after   | the copy's end      | KvManager.release |
+                | the receipt's end  |                     |                   |
 
 ``KvManager.commit`` hands complete private pages to the cache and so moves ``shared_pages`` to the right; nothing moves it to
-the left but a release, after which the request owns nothing.
+the left but a release, after which the request owns nothing. While KV comes back from the host, ``computed`` counts it already; when it
+has come, ``KvManager.loaded`` makes its pages shared ones, and until then nothing is committed.
 """
 
 import enum
@@ -28,11 +29,12 @@ import numpy as np
 
 from prefixmesh import tokens
 from prefixmesh.cache.base import LockReceipt, PageIndices, RadixKey
-from prefixmesh.cache.ledger import CacheLedger, CacheQuery
+from prefixmesh.cache.ledger import CacheLedger, CacheQuery, Lookup
 from prefixmesh.ids import Namespace
 from prefixmesh.worker.answer_grammar import AnswerGrammar
 from prefixmesh.worker.batch_plan import IntArray
 from prefixmesh.worker.messages import Ended, EndReason, EngineSampling, Submit
+from prefixmesh.worker.tiers.load_backs import Load
 from prefixmesh.worker.token_tally import TokenTally
 
 _MS_PER_S = 1000.0
@@ -108,18 +110,34 @@ class Request:
     page_table: PageIndices
     pages: int = 0
     shared_pages: int = 0
+    loading_pages: int = 0
+    load: Load | None = None
+    """What brings the KV of ``loading_pages``; None when nothing is loading."""
+
+    loaded_tokens: int = 0
+    """Of ``matched_tokens``, what came back from the host."""
+
+    may_load: bool = True
+    """False once a load-back has failed it: it computes instead."""
+
+    lookup: Lookup | None = None
+    """What its first admission found, to be counted once what is loading has come."""
+
     receipt: LockReceipt | None = None
     admitted_after_flushes: int = 0
     """How many flushes the cache had had at its last admission: after another one, its KV may be of forgotten weights."""
 
     matched_tokens: int = 0
-    """Tokens found in the cache at the last admission."""
+    """Tokens found in the cache at the last admission, on all tiers; what is loading only once it has come."""
 
     promised_pages: int = 0
     """Pages that a running request is expected to have at its end: what an admission of others leaves room for."""
 
     admitted_at: float | None = None
     """First admission; a resumption does not change it."""
+
+    is_announced: bool = False
+    """Whether its caller was told of its admission: once what was loading has come, or will not."""
 
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -185,9 +203,14 @@ class Request:
         return self.length < len(self.ids) and not self.is_over
 
     @property
+    def own_from(self) -> int:
+        """Where its private pages begin in the page table."""
+        return self.shared_pages + self.loading_pages
+
+    @property
     def private_pages(self) -> int:
         """Pages that this request alone owns."""
-        return self.pages - self.shared_pages
+        return self.pages - self.own_from
 
     def key(self, size_tokens: int) -> RadixKey:
         """The first ``size_tokens`` tokens as the cache's key. O(size_tokens)."""
@@ -220,7 +243,8 @@ class Request:
         )
 
     def __repr__(self) -> str:
+        loading = f" + {self.loading_pages} loading" if self.load is not None else ""
         return (
             f"<Request {self.request_id} {self.phase.value}: {self.computed}/{self.length} tokens computed, "
-            f"{self.shared_pages} shared + {self.private_pages} private pages>"
+            f"{self.shared_pages} shared{loading} + {self.private_pages} private pages>"
         )

@@ -6,10 +6,12 @@ What callers must be told gathers, in order, until ``take_events``.
 
 Cached prefixes are matched and locked in one step; KV is offered to the cache only when it is complete, after each chunk, so
 that others share a long prompt while it is still being computed.
+
+With a host tier, a request whose prefix comes back from there is admitted at once and joins the steps when enough has come: what that
+needs is ``load_back_desk``'s. Without one there is no keeper, and nothing of it.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -20,19 +22,21 @@ from prefixmesh.errors import InvariantError
 from prefixmesh.worker.admission import AdmissionQueue
 from prefixmesh.worker.admitter import Admitter
 from prefixmesh.worker.answer_grammar import AnswerGrammar
-from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.decode_growth import grow_decoders
 from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.kv_manager import KvManager
+from prefixmesh.worker.load_back_desk import LoadBackDesk
 from prefixmesh.worker.messages import Admitted, EndReason, Event, Refused, Submit, TokenLogprobs, TokensOut
 from prefixmesh.worker.output_estimate import OutputEstimate
-from prefixmesh.worker.plan_builder import StepPart, build_plan
+from prefixmesh.worker.plan_builder import Step as Step
+from prefixmesh.worker.plan_builder import StepPart, build_step
 from prefixmesh.worker.queue_deadlines import queue_deadline
 from prefixmesh.worker.refusals import find_refusal
 from prefixmesh.worker.request import Phase, Request
 from prefixmesh.worker.running_batch import RunningBatch
 from prefixmesh.worker.scheduler_config import SchedulerConfig as SchedulerConfig
 from prefixmesh.worker.scheduler_invariants import broken_rules
+from prefixmesh.worker.tiers.keeper import Keeper
 
 NO_ROOM: Final = "the KV pool has no room for this request: what is left of it is kept for others"
 
@@ -40,23 +44,6 @@ IN_USE: Final = "a request with this id is being served"
 NO_LOGPROBS: Final[Mapping[int, TokenLogprobs]] = MappingProxyType({})
 
 _MS_PER_S = 1000.0
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What to compute now."""
-
-    parts: tuple[StepPart, ...]
-    plan: BatchPlan
-    sampled: tuple[Request, ...]
-    """The requests of the plan's ``logit_rows``, in that order."""
-
-    prefill_tokens: int
-    prefill_squares: int
-    """Sum of ``b**2 - a**2`` over prefills from position ``a`` up to ``b``: what attention's share of the step grows with."""
-
-    decoding: int
-    """How many of the parts decode."""
 
 
 class Scheduler:
@@ -68,11 +55,16 @@ class Scheduler:
         allocator: PageAllocator,
         cache: PrefixCache,
         rates: EngineRates | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
-        """``rates`` tell how long a request will take; without them only what is past its deadline is too late."""
+        """``rates`` tell how long a request will take; without them only what is past its deadline is too late. ``keeper`` is the host
+        tier's of ``cache``."""
         self._config = config
         self._rates = EngineRates() if rates is None else rates
-        self.kv = KvManager(allocator, cache)
+        self.keeper = keeper
+        """None without a host tier."""
+
+        self.kv = KvManager(allocator, cache, keeper)
         self.ledger = CacheLedger()
         """What the prompts of all requests found in the cache, each counted at its first admission."""
 
@@ -92,6 +84,11 @@ class Scheduler:
         """How often a running request gave way, since the start."""
 
         self._admitter = Admitter(config, self.kv, self._batch, self._queue, self.estimate)
+        self._load_backs: LoadBackDesk | None = None
+        if keeper is not None:
+            self._load_backs = LoadBackDesk(
+                keeper, self.kv, self._batch, self._queue.order, self._put_back, self._announce
+            )
         self._requests: dict[str, Request] = {}
         self._events: list[Event] = []
 
@@ -118,13 +115,13 @@ class Scheduler:
     @property
     def uncached_tokens(self) -> int:
         """Tokens to compute before the answers of those who prefill and wait go on; O(prefilling + waiting), the latter at numpy's speed."""
-        prefilling = sum(request.length - request.computed for request in self._batch.prefilling)
+        prefilling = sum(request.length - request.computed for request in self._batch.uncomputed())
         return prefilling + self._queue.uncached_tokens
 
     @property
     def uncached_squares(self) -> int:
         """Of the same tokens, the sum of ``b**2 - a**2`` over those who have the ones from ``a`` to ``b`` to compute. O as above."""
-        prefilling = sum(request.length**2 - request.computed**2 for request in self._batch.prefilling)
+        prefilling = sum(request.length**2 - request.computed**2 for request in self._batch.uncomputed())
         return prefilling + self._queue.uncached_squares
 
     def take_events(self) -> list[Event]:
@@ -161,31 +158,24 @@ class Scheduler:
             self._end(request, "aborted", now)
 
     def next_step(self, now: float) -> Step | None:
-        """Decide the next step; None when there is nothing to compute. Every running request is in it at most once, and a
-        decoding one always. Cost O(running), and what ``Admitter.admit`` says while there is room."""
+        """Decide the next step; None when there is nothing to compute. Every running request is in it at most once, and a decoding one
+        always, unless it waits for a page that a backup is about to give back. Cost O(running), and what ``Admitter.admit`` says while
+        there is room."""
+        if self._load_backs is not None:
+            self.collect(now)
+            self._load_backs.join(self._rates, self._config.step_tokens, now)
         for request in self._queue.take_expired(now):
             by_timeout = request.queue_deadline <= request.latest_begin
             self._end(request, "queue_timeout" if by_timeout else "too_late", now)
-        if not self._grow(now):
-            # Right after a preemption nobody is admitted: the pages just freed are for those who were short.
-            self._admit(now)
-        parts = [StepPart(request, 1, True) for request in self._batch.decoding]
+        waiting = self._grow(now)
+        parts = [StepPart(request, 1, True) for request in self._batch.decoding if request not in waiting]
         decoding = len(parts)
         for request, size in self._admitter.deal_out():
             is_last = request.computed + size == request.length
             parts.append(StepPart(request, size, is_last and request.wants_token))
         if not parts:
             return None
-        return Step(
-            parts=tuple(parts),
-            plan=build_plan(parts, self.kv.page_size),
-            sampled=tuple(part.request for part in parts if part.samples),
-            prefill_tokens=sum(part.new_tokens for part in parts[decoding:]),
-            prefill_squares=sum(
-                part.new_tokens * (2 * part.request.computed + part.new_tokens) for part in parts[decoding:]
-            ),
-            decoding=decoding,
-        )
+        return build_step(parts, decoding, self.kv.page_size)
 
     def complete(
         self,
@@ -201,8 +191,8 @@ class Scheduler:
         for request, new_tokens, samples in step.parts:
             index = row
             row += samples
-            if request.phase is Phase.ENDED:
-                continue
+            if request.phase is not Phase.PREFILLING and request.phase is not Phase.DECODING:
+                continue  # it has ended, or went back to the queue because what it was loading did not come
             if samples and failures and index in failures:
                 self._end(request, "failed", now, failures[index])
                 continue
@@ -223,6 +213,18 @@ class Scheduler:
         for part in step.parts:
             if part.request.phase is not Phase.ENDED:
                 self._end(part.request, "failed", now, error)
+
+    def collect(self, now: float) -> None:
+        """Acknowledge the copies that have ended, let go on whom they were for, and begin others. O(what has ended)."""
+        if self._load_backs is not None and self._load_backs.collect(now):
+            self._admitter.may_fit_now()  # what copies locked may be had again
+
+    def void(self, step: Step, now: float) -> None:
+        """A step has read KV that did not come: nothing of it counts. Whoever still waits for a load-back computes instead, and begins
+        anew before all others; the rest of the step is decided again."""
+        self.collect(now)
+        if self._load_backs is not None:
+            self._load_backs.void(step, now)
 
     def flush(self) -> None:
         """Empty the prefix cache; running requests go on."""
@@ -254,25 +256,33 @@ class Scheduler:
     def _least_s(self, request: Request, cached_tokens: int) -> float:
         """Seconds that a request takes from its admission to its end, if its answer is half as long as answers have been lately. O(1)."""
         rates, length = self._rates, request.length
-        prefill_ms = rates.prefill_ms_per_token * (length - cached_tokens)
-        prefill_ms += rates.prefill_ms_per_token2 * (length**2 - cached_tokens**2)
+        prefill_ms = rates.prefill_ms(cached_tokens, length)
         most = request.max_tokens - request.output_tokens
         steps = max(0.0, min(most, self.estimate.mean_tokens / 2) - 1.0)
         return (prefill_ms + steps * rates.decode_step_ms) / _MS_PER_S
 
-    def _grow(self, now: float) -> bool:
-        """Room for the decoding requests' next tokens; returns whether that took a preemption."""
+    def _put_back(self, request: Request, now: float) -> None:
+        """It begins anew, before all that were never admitted."""
+        self._release(request, keep=False, now=now)
+        self._queue.put_back(request)
+
+    def _grow(self, now: float) -> Collection[Request]:
+        """Room for the decoding requests' next tokens, and admissions if there is more than that; returns who waits for room."""
         before = len(self._batch)
         by_priority = self._config.schedule_policy == "priority"
-        grown = grow_decoders(
-            self._batch, self.kv, lambda victim: self._preempt(victim, now), by_priority=by_priority
+        growth = grow_decoders(
+            self._batch, self.kv, lambda victim: self._preempt(victim, now), now, by_priority=by_priority
         )
-        for request in grown:
+        for request in growth.grown:
             if request.pages > request.promised_pages:
                 request.promised_pages = self._admitter.expected_pages(request)
-        return len(self._batch) < before
+        if len(self._batch) == before and not growth.waiting:
+            # Right after a preemption nobody is admitted: the pages just freed are for those who were short.
+            self._admit(now)
+        return growth.waiting
 
     def _preempt(self, request: Request, now: float) -> None:
+        self.kv.save(request, now)
         self._release(request, keep=True, now=now)
         self._queue.put_back(request)
         self.estimate.preempted()
@@ -286,7 +296,12 @@ class Scheduler:
         for request in admissions.started:
             if request.admitted_at is None:
                 request.admitted_at = now
-                self._events.append(_admitted(request, now))
+            if request.load is None and not request.is_announced:
+                self._announce(request, 0.0)
+
+    def _announce(self, request: Request, load_back_ms: float) -> None:
+        request.is_announced = True
+        self._events.append(_admitted(request, load_back_ms))
 
     def _commit(self, request: Request, now: float) -> None:
         """Offer to others what is complete, and tell the queue, where some may wait for it."""
@@ -347,6 +362,8 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Recompute the page sums and every request's ranges; raises InvariantError with the state printed. O(pool)."""
         self.ledger.check_invariants()
+        if self.keeper is not None:
+            self.keeper.check_invariants()
         broken = broken_rules(
             self.kv,
             self._batch,
@@ -365,9 +382,14 @@ class Scheduler:
         )
 
 
-def _admitted(request: Request, now: float) -> Admitted:
+def _admitted(request: Request, load_back_ms: float) -> Admitted:
+    assert request.admitted_at is not None
+    cached_tokens = min(request.matched_tokens, request.prompt_tokens)
+    on_device = request.matched_tokens - request.loaded_tokens
     return Admitted(
         request_id=request.request_id,
-        cached_tokens=min(request.matched_tokens, request.prompt_tokens),
-        queued_ms=(now - request.arrived_at) * _MS_PER_S,
+        cached_tokens=cached_tokens,
+        queued_ms=(request.admitted_at - request.arrived_at) * _MS_PER_S,
+        host_tokens=max(0, cached_tokens - on_device),
+        load_back_ms=load_back_ms,
     )

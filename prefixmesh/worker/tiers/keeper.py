@@ -89,7 +89,7 @@ class Keeper:
     * told what happens: ``inserted``, ``matched``, ``computed``, ``flushed``
     * load-backs: ``peek``, ``begin_load``, then ``start`` or ``undo``; ``leave``; ``may_begin``, ``is_overdue``, ``expect``
     * backups: ``pump``, ``save``
-    * outcomes: ``collect``, ``wait``
+    * outcomes: ``has_work``, ``collect``, ``wait``
     * look at: ``is_copying``, ``pages_coming``, ``may_free_pages``, ``counts``, ``check_invariants``
     """
 
@@ -116,6 +116,9 @@ class Keeper:
         """The same backups, by where they end."""
 
         self._copying_pages = 0
+        self._outcomes: list[Outcome] = []
+        """Taken from the mover, and not yet told to the tree."""
+
         self._ended: list[Load] = []
         """Loads that have ended, or that a flush has made useless, since the last ``collect``."""
 
@@ -239,17 +242,25 @@ class Keeper:
             return False
         return self._back_up(node, now)
 
+    def has_work(self) -> bool:
+        """Whether ``collect`` or ``pump`` has anything to do: asked where no request is left to be served."""
+        if not self._outcomes and self.is_copying:
+            self._outcomes = self._mover.take_done()
+        return bool(self._outcomes or self._ended or (len(self._queue) and not self._backups))
+
     def collect(self, now: float) -> list[Load]:
         """Tell the tree of every copy that has ended; returns the loads among them that somebody waits for, and those that a flush has
         made useless. O(depth + pages) for each."""
-        for outcome in self._mover.take_done():
+        outcomes, self._outcomes = self._outcomes, []
+        for outcome in (*outcomes, *self._mover.take_done()):
             self._end(outcome)
         ended, self._ended = self._ended, []
         return ended
 
     def wait(self, at_most_s: float) -> None:
         """Block until a copy has ended, or for so long."""
-        self._mover.wait_done(at_most_s)
+        if not self._outcomes:
+            self._mover.wait_done(at_most_s)
 
     def pages_coming(self, now: float) -> int:
         """Device pages that nothing but a backup locks that ought to end soon. O(copies * depth)."""
@@ -357,6 +368,7 @@ class Keeper:
             self.on_backed_up(backup.node)
 
     def _end_load(self, load: Load, outcome: Outcome) -> None:
+        load.has_ended = True
         if outcome.error:
             self._cache.transfers.fail_restore(load.copy)
         else:

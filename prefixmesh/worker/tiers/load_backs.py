@@ -30,7 +30,7 @@ _MS_PER_S = 1000.0
 class Load:
     """One load-back, and the request that waits for it."""
 
-    __slots__ = ("began_at", "copy", "error", "expected_ms", "is_waited_for", "number", "size_tokens")
+    __slots__ = ("began_at", "copy", "error", "expected_ms", "has_ended", "is_waited_for", "number", "size_tokens")
 
     def __init__(self, number: int, copy: Restore, size_tokens: int, now: float, expected_ms: float) -> None:
         self.number = number
@@ -42,6 +42,7 @@ class Load:
         """From its beginning to its end, with what stood before it."""
         self.is_waited_for = True
         """Whether its request is still there: what nobody waits for goes on, and ends as cached KV."""
+        self.has_ended = False
         self.error = ""
         """Of one that has ended: what went wrong; empty when all has come."""
 
