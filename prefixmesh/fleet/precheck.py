@@ -138,7 +138,7 @@ def _with_absolute_disk(request: FleetRequest) -> FleetRequest:
     path = Path(folder).expanduser().absolute()
     if request.address is None:
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)  # callers' prompts are in it
         except OSError as error:
             raise ConfigError(
                 f"cannot make the folder of --disk-cache-dir, {path}: {error.strerror}"

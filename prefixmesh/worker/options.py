@@ -108,7 +108,7 @@ _OPTIONS = (
         type=float,
         default=_DEFAULTS.disk_cache_size,
         show_default=True,
-        help="Most GiB of files in --disk-cache-dir.",
+        help="Most GiB of files in --disk-cache-dir, of each worker.",
     ),
     click.option(
         "--max-running-requests",

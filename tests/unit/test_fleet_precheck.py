@@ -82,7 +82,7 @@ def test_a_folder_for_the_disk_is_named_in_full_and_made(
     engine = EngineConfig(hicache_ratio=1.0, disk_cache_dir="kv/here")
     checked = check_request(FleetRequest(engine=engine)).engine
     assert checked.disk_cache_dir == str(tmp_path / "kv" / "here")
-    assert (tmp_path / "kv" / "here").is_dir()
+    assert (tmp_path / "kv" / "here").stat().st_mode & 0o077 == 0, "others may not read prompts"
     (tmp_path / "taken").touch()
     engine = EngineConfig(hicache_ratio=1.0, disk_cache_dir="taken/below")
     with pytest.raises(ConfigError, match=r"--disk-cache-dir, .*taken/below: Not a directory"):
