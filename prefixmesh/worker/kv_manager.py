@@ -237,7 +237,7 @@ class KvManager:
 
     def pages_coming(self, now: float) -> int:
         """Pages that could be had in a moment, once backups in flight have ended. O(copies * depth)."""
-        return 0 if self._keeper is None else self._keeper.pages_coming(now)
+        return 0 if self._keeper is None else self._keeper.backups.pages_coming(now)
 
     def offers(self, request: Request) -> bool:
         """Whether what a running request computes enters the cache; after a flush it does not."""

@@ -48,7 +48,9 @@ class LoadBackDesk:
             load = request.load
             size = min(request.length - request.computed, step_tokens)
             compute_ms = rates.prefill_ms(request.computed, request.computed + size)
-            if load is None or self._keeper.may_begin(load, compute_ms, now):
+            assert load is not None
+            if self._keeper.may_begin(load, compute_ms, now):
+                load.joined_at = now
                 self._batch.start_prefilling(request)
             elif now >= load.wait_until:
                 self._fail(request, now)
@@ -80,7 +82,7 @@ class LoadBackDesk:
         self._order.offered(request, before * page_size, request.shared_pages * page_size)
         self._batch.start_prefilling(request)
         if not request.is_announced:
-            self._announce(request, (now - load.began_at) * _MS_PER_S)
+            self._announce(request, load.waited_s(now) * _MS_PER_S)
 
     def _fail(self, request: Request, now: float) -> None:
         request.may_load = False

@@ -19,15 +19,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefixmesh.cache.base import MatchResult, RadixKey
-from prefixmesh.cache.node import INDEX_BYTES, TreeNode
+from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.radix_cache import RadixCache
-from prefixmesh.cache.transfers import Copy, Offload
+from prefixmesh.cache.transfers import Copy
 from prefixmesh.config import HostWritePolicy
 from prefixmesh.errors import InvariantError
 from prefixmesh.tokens import TOKEN_BYTES
 from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.messages import TierCounts
 from prefixmesh.worker.tiers.backups import MAX_QUEUED_BACKUPS, BackupQueue, missing_tokens
+from prefixmesh.worker.tiers.backups_in_flight import Backup, BackupsInFlight
 from prefixmesh.worker.tiers.copies import CANCELLED, CopyJob, Mover, Outcome
 from prefixmesh.worker.tiers.load_back_rates import LoadBackRates
 from prefixmesh.worker.tiers.load_backs import MAX_STALL_MS, Load, is_worth_loading, queued_ms
@@ -46,9 +47,6 @@ MAX_LOOKS: Final = 32
 STEP_WAIT_S: Final = 0.5
 """A step waits so long at most, in all, for KV that is still coming: then it is void, and computed without it (no step over 1 s)."""
 
-LATE_COPY_S: Final = 0.25
-"""Pages that a backup will give free are waited for until it is so old; whoever needs pages then takes others'."""
-
 STUCK_COPY_S: Final = 10.0
 """A copy that has not ended after so long is not counted on any more: whoever finds no room because of it is told so."""
 
@@ -66,23 +64,6 @@ class KeeperConfig:
     max_queued_backups: int = MAX_QUEUED_BACKUPS
 
 
-class Backup:
-    """One backup in flight."""
-
-    __slots__ = ("began_at", "copy", "node", "number")
-
-    def __init__(self, number: int, node: TreeNode, copy: Offload, now: float) -> None:
-        self.number = number
-        self.node = node
-        self.copy = copy
-        self.began_at = now
-
-    @property
-    def pages(self) -> int:
-        """How many are copied."""
-        return len(self.copy.device_pages)
-
-
 class Keeper:
     """See the module. Not thread-safe: the engine's loop owns it.
 
@@ -90,7 +71,7 @@ class Keeper:
     * load-backs: ``peek``, ``begin_load``, then ``start`` or ``undo``; ``leave``; ``may_begin``, ``is_overdue``, ``expect``
     * backups: ``pump``, ``save``
     * outcomes: ``has_work``, ``collect``, ``wait``
-    * look at: ``is_copying``, ``pages_coming``, ``may_free_pages``, ``counts``, ``check_invariants``
+    * look at: ``is_copying``, ``backups``, ``may_free_pages``, ``counts``, ``check_invariants``
     """
 
     def __init__(self, cache: RadixCache, mover: Mover, engine: EngineRates, config: KeeperConfig) -> None:
@@ -110,12 +91,8 @@ class Keeper:
             1, min(config.device_pages // COPYING_SHARE, MAX_COPYING_BYTES // max(1, mover.page_bytes))
         )
         self._last_number = 0
-        self._backups: dict[int, Backup] = {}
+        self.backups = BackupsInFlight()
         self._loads: dict[int, Load] = {}
-        self._copying: dict[TreeNode, Backup] = {}
-        """The same backups, by where they end."""
-
-        self._copying_pages = 0
         self._outcomes: list[Outcome] = []
         """Taken from the mover, and not yet told to the tree."""
 
@@ -129,7 +106,7 @@ class Keeper:
     @property
     def is_copying(self) -> bool:
         """Whether any job is in flight."""
-        return bool(self._backups or self._loads)
+        return bool(len(self.backups) or self._loads)
 
     @property
     def copying_pages(self) -> int:
@@ -219,12 +196,12 @@ class Keeper:
     def pump(self, now: float) -> None:
         """Begin what backups fit beside those in flight. O(path) for each of at most ``MAX_LOOKS`` nodes."""
         for _ in range(min(len(self._queue), MAX_LOOKS)):
-            if self._copying_pages >= self._max_copying_pages:
+            if self.backups.pages >= self._max_copying_pages:
                 return
             node = self._queue.take()
             if node is None:
                 return
-            if self._is_under_way(node):
+            if self.backups.covers(node):
                 self._queue.put_back(node)  # until what stands above it has come
             else:
                 self._back_up(node, now)
@@ -233,7 +210,7 @@ class Keeper:
         """Back up at once what the host lacks of the path to ``node``, whose device pages are about to be taken; False when the host has
         all of it already, has no room, or when it is computed again as fast. O(depth + pages)."""
         missing = missing_tokens(node)
-        if not missing or self._copying_pages > self._config.device_pages // 2 or self._is_behind(now):
+        if not missing or self.backups.pages > self._config.device_pages // 2 or self.backups.is_late(now):
             return False
         end = node.start + len(node.key) // TOKEN_BYTES
         copies_ms = self.rates.offload_ms(missing) + self.rates.restore_ms(missing)
@@ -246,7 +223,7 @@ class Keeper:
         """Whether ``collect`` or ``pump`` has anything to do: asked where no request is left to be served."""
         if not self._outcomes and self.is_copying:
             self._outcomes = self._mover.take_done()
-        return bool(self._outcomes or self._ended or (len(self._queue) and not self._backups))
+        return bool(self._outcomes or self._ended or (len(self._queue) and not len(self.backups)))
 
     def collect(self, now: float) -> list[Load]:
         """Tell the tree of every copy that has ended; returns the loads among them that somebody waits for, and those that a flush has
@@ -262,20 +239,9 @@ class Keeper:
         if not self._outcomes:
             self._mover.wait_done(at_most_s)
 
-    def pages_coming(self, now: float) -> int:
-        """Device pages that nothing but a backup locks that ought to end soon. O(copies * depth)."""
-        coming = 0
-        for backup in self._backups.values():
-            if now - backup.began_at < LATE_COPY_S:
-                at: TreeNode | None = backup.node
-                while at is not None and at.lock_ref == 1:
-                    coming += len(at.pages) // INDEX_BYTES
-                    at = at.parent
-        return coming
-
     def may_free_pages(self, now: float) -> bool:
         """Whether a copy is in flight whose end may give pages back, of those that are not stuck. O(copies)."""
-        jobs: list[Backup | Load] = [*self._backups.values(), *self._loads.values()]
+        jobs: list[Backup | Load] = [*self.backups, *self._loads.values()]
         return any(now - job.began_at < STUCK_COPY_S for job in jobs)
 
     def counts(self) -> TierCounts:
@@ -283,7 +249,7 @@ class Keeper:
         cache, host_pages = self._cache, self._config.host_pages
         return TierCounts(
             host_total_pages=host_pages,
-            host_free_pages=host_pages - cache.host_pages - sum(job.pages for job in self._backups.values()),
+            host_free_pages=host_pages - cache.host_pages - self.backups.pages,
             host_evictable_pages=cache.host_pages - cache.host_protected_pages,
             host_protected_pages=cache.host_protected_pages,
             backed_up_tokens=self._backed_up_tokens,
@@ -291,7 +257,7 @@ class Keeper:
             loaded_back_tokens=self._loaded_back_tokens,
             recomputed_tokens=self._recomputed_tokens,
             failed_copies=self._failed_copies,
-            copies_in_flight=len(self._backups) + len(self._loads),
+            copies_in_flight=len(self.backups) + len(self._loads),
         )
 
     def close(self) -> None:
@@ -300,41 +266,24 @@ class Keeper:
 
     def check_invariants(self) -> None:
         """The tree and the keeper know of the same copies; raises InvariantError. O(copies)."""
-        mine: set[Copy] = {backup.copy for backup in self._backups.values()}
+        mine: set[Copy] = {backup.copy for backup in self.backups}
         mine |= {load.copy for load in self._loads.values()}
         if not mine <= set(self._cache.transfers.in_flight):
             raise InvariantError(f"Keeper: a copy in flight has ended in the tree: {self!r}")
-        pages = sum(backup.pages for backup in self._backups.values())
-        if pages != self._copying_pages or len(self._copying) != len(self._backups):
-            raise InvariantError(f"Keeper: {pages} pages are copied, {self._copying_pages} are counted")
+        self.backups.check_invariants()
 
     def _next_number(self) -> int:
         self._last_number += 1
         return self._last_number
 
-    def _is_under_way(self, node: TreeNode) -> bool:
-        """Whether part of what the host lacks of the path to ``node`` is being copied. O(depth)."""
-        at: TreeNode | None = node
-        while at is not None and not at.host_pages:
-            if at in self._copying:
-                return True
-            at = at.parent
-        return False
-
-    def _is_behind(self, now: float) -> bool:
-        return any(now - backup.began_at >= LATE_COPY_S for backup in self._backups.values())
-
     def _back_up(self, node: TreeNode, now: float) -> bool:
-        if node in self._copying:
-            return False
         copy = self._cache.transfers.begin_offload(node)
         if copy is None:
             if node.pages:
                 self._dropped_tokens += missing_tokens(node)
             return False
         backup = Backup(self._next_number(), node, copy, now)
-        self._backups[backup.number] = self._copying[node] = backup
-        self._copying_pages += backup.pages
+        self.backups.add(backup)
         self._mover.start(
             CopyJob(
                 number=backup.number,
@@ -348,15 +297,13 @@ class Keeper:
     def _end(self, outcome: Outcome) -> None:
         if outcome.error and outcome.error != CANCELLED:
             self._failed_copies += 1
-        backup = self._backups.pop(outcome.number, None)
+        backup = self.backups.pop(outcome.number)
         if backup is not None:
             self._end_backup(backup, outcome)
         elif (load := self._loads.pop(outcome.number, None)) is not None:
             self._end_load(load, outcome)
 
     def _end_backup(self, backup: Backup, outcome: Outcome) -> None:
-        del self._copying[backup.node]
-        self._copying_pages -= backup.pages
         if outcome.error:
             self._cache.transfers.abort_offload(backup.copy)
             return
@@ -368,7 +315,7 @@ class Keeper:
             self.on_backed_up(backup.node)
 
     def _end_load(self, load: Load, outcome: Outcome) -> None:
-        load.has_ended = True
+        load.has_ended, load.elapsed_s = True, outcome.elapsed_s
         if outcome.error:
             self._cache.transfers.fail_restore(load.copy)
         else:
@@ -381,7 +328,7 @@ class Keeper:
 
     def __repr__(self) -> str:
         return (
-            f"<Keeper {len(self._queue)} queued | {len(self._backups)} backups, {len(self._loads)} load-backs in flight | "
+            f"<Keeper {len(self._queue)} queued | {len(self.backups)} backups, {len(self._loads)} load-backs in flight | "
             f"{self._backed_up_tokens} tokens backed up, {self._loaded_back_tokens} loaded back>"
         )
 

@@ -30,7 +30,18 @@ _MS_PER_S = 1000.0
 class Load:
     """One load-back, and the request that waits for it."""
 
-    __slots__ = ("began_at", "copy", "error", "expected_ms", "has_ended", "is_waited_for", "number", "size_tokens")
+    __slots__ = (
+        "began_at",
+        "copy",
+        "elapsed_s",
+        "error",
+        "expected_ms",
+        "has_ended",
+        "is_waited_for",
+        "joined_at",
+        "number",
+        "size_tokens",
+    )
 
     def __init__(self, number: int, copy: Restore, size_tokens: int, now: float, expected_ms: float) -> None:
         self.number = number
@@ -42,9 +53,18 @@ class Load:
         """From its beginning to its end, with what stood before it."""
         self.is_waited_for = True
         """Whether its request is still there: what nobody waits for goes on, and ends as cached KV."""
+        self.joined_at: float | None = None
+        """When its request joined a step, the last layers still on their way; None when all had come before."""
         self.has_ended = False
+        self.elapsed_s = 0.0
+        """What the copying took."""
         self.error = ""
         """Of one that has ended: what went wrong; empty when all has come."""
+
+    def waited_s(self, now: float) -> float:
+        """How long its request has waited for it that ends ``now``: until it joined a step, and no less than the copying took."""
+        joined_at = now if self.joined_at is None else self.joined_at
+        return max(joined_at - self.began_at, self.elapsed_s)
 
     @property
     def wait_until(self) -> float:
