@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from prefixmesh.bench.engine_drive import GREEDY, EngineDrive, Served
+from prefixmesh.bench.engine_drive import GREEDY, EngineDrive, Served, greedy
 from prefixmesh.bench.engine_figures import (
     Ceiling,
     Report,
@@ -152,7 +152,7 @@ class _EngineBench:
     def _take_decode(self) -> None:
         effort = self._effort
         taken, ceilings = _Taken(), _Ceilings(self._measure_ceiling)
-        sampling = _greedy(effort.decode_tokens)
+        sampling = greedy(effort.decode_tokens)
         for turn in range(effort.decode_repeats):
             prompt = self._prompt(effort.decode_prompt_tokens)
             for drive in self._in_turns(turn):
@@ -174,7 +174,7 @@ class _EngineBench:
                 if drive is self._engines.uncached and turn >= effort.burst_repeats_cache_off:
                     continue
                 drive.clear()
-                served = [drive.submit(prompt, _greedy(effort.burst_tokens)) for prompt in prompts]
+                served = [drive.submit(prompt, greedy(effort.burst_tokens)) for prompt in prompts]
                 self._values(taken, drive).append(drive.finish())
                 _check_finished(served)
                 if drive is self._engines.cached:
@@ -221,7 +221,7 @@ class _EngineBench:
         effort, drive = self._effort, self._engines.cached
         taken, ceilings = _Taken(), _Ceilings(self._measure_ceiling)
         drive.clear()
-        sampling = _greedy(effort.flight_tokens)
+        sampling = greedy(effort.flight_tokens)
         served = [
             drive.submit(self._prompt(effort.flight_prompt_tokens), sampling)
             for _ in range(effort.flight_requests)
@@ -306,10 +306,6 @@ class _Ceilings:
     def mean(self) -> Ceiling:
         """Of all."""
         return mean_ceiling(self._measured)
-
-
-def _greedy(max_tokens: int) -> EngineSampling:
-    return msgspec.structs.replace(GREEDY, max_tokens=max_tokens)
 
 
 def _check_cached(served: Sequence[Served], expected: Sequence[int]) -> None:

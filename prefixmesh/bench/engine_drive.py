@@ -5,9 +5,10 @@ less the time inside ``forward``.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+import msgspec
 import torch
 
 from prefixmesh import tokens
@@ -33,6 +34,11 @@ GREEDY: Final = EngineSampling(
     temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, max_tokens=1, stop_token_ids=()
 )
 """Nothing ends an answer but its length."""
+
+
+def greedy(max_tokens: int) -> EngineSampling:
+    """The same for so many tokens."""
+    return msgspec.structs.replace(GREEDY, max_tokens=max_tokens)
 
 
 class AfterStep(Protocol):
@@ -68,6 +74,14 @@ class Served:
     last_token_at: float = 0.0
     generated: int = 0
     cached_tokens: int = 0
+    host_tokens: int = 0
+    """Of those, what came back from the host."""
+
+    disk_tokens: int = 0
+    load_back_s: float = 0.0
+    """From admission until they had come."""
+
+    token_ids: list[int] = field(default_factory=list)
     ended: str = ""
     """Why; empty while it runs."""
 
@@ -162,12 +176,17 @@ class EngineDrive:
         for event in events:
             match event:
                 case Admitted():
-                    self.served[event.request_id].cached_tokens = event.cached_tokens
+                    served = self.served[event.request_id]
+                    served.cached_tokens = event.cached_tokens
+                    served.host_tokens = event.host_tokens
+                    served.disk_tokens = event.disk_tokens
+                    served.load_back_s = event.load_back_ms / 1e3
                 case TokensOut():
                     served = self.served[event.request_id]
                     served.first_token_at = served.first_token_at or now
                     served.last_token_at = now
                     served.generated += len(event.token_ids)
+                    served.token_ids += event.token_ids
                 case Ended():
                     self.served[event.request_id].ended = event.reason
                 case Refused():

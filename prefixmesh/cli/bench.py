@@ -6,6 +6,7 @@ from prefixmesh.cli.bench_cache import cache
 from prefixmesh.cli.bench_engine import engine
 from prefixmesh.cli.bench_index import index
 from prefixmesh.cli.bench_route import route
+from prefixmesh.cli.bench_tiers import tiers
 
 
 @click.group()
@@ -17,3 +18,4 @@ bench.add_command(cache)
 bench.add_command(engine)
 bench.add_command(index)
 bench.add_command(route)
+bench.add_command(tiers)
