@@ -54,11 +54,12 @@ def check_sums(worker: WorkerPlan, workers: int, model: ModelConfig, memory: "De
         )
 
 
-def weight_bytes(model: ModelConfig, dtype_bytes: int) -> int:
-    """About what a model's weights take in memory: its linear layers and its embedding, without norms and biases."""
+def weight_bytes(model: ModelConfig, dtype_bytes: int, *, packs: bool) -> int:
+    """About what a model's weights take in memory: its linear layers and its embedding, without norms and biases. A head that is packed
+    (``worker.model.linear``) is a copy of its own also where it is tied to the embedding."""
     sizes = LinearSizes.of(model)
     layer = sum(wide * high for wide, high in sizes.layer.values())
-    ends = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+    ends = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings and not packs else 2)
     return (sizes.num_layers * layer + ends) * dtype_bytes
 
 
@@ -67,15 +68,17 @@ def _sums_on_cpu(engine: EngineConfig, model: ModelConfig, memory: "DeviceMemory
     import torch
 
     from prefixmesh.worker.model.device import resolve_dtype
+    from prefixmesh.worker.model.linear import can_pack
     from prefixmesh.worker.model.memory import DeviceMemory, size_host_pool, size_pool
 
-    itemsize = resolve_dtype(engine.dtype, torch.device("cpu")).itemsize
-    weights = weight_bytes(model, itemsize)
+    cpu = torch.device("cpu")
+    dtype = resolve_dtype(engine.dtype, cpu)
+    weights = weight_bytes(model, dtype.itemsize, packs=can_pack(cpu, dtype))
     beside = DeviceMemory(total=memory.free, free=max(0, memory.free - weights), source=memory.source)
     sums = size_pool(
         memory=beside,
         weights_bytes=weights,
-        kv_bytes_per_token=model.kv_bytes_per_token(itemsize),
+        kv_bytes_per_token=model.kv_bytes_per_token(dtype.itemsize),
         page_size=engine.page_size,
         context_length=model.context_length,
         mem_fraction_static=engine.mem_fraction_static,

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from prefixmesh.config import EngineConfig
 from prefixmesh.errors import ConfigError
@@ -14,9 +15,10 @@ from prefixmesh.fleet.tier_memory import check_host_tiers, check_sums, weight_by
 from prefixmesh.model_files.model_config import ModelConfig, read_model_config
 from prefixmesh.model_files.source import resolve_model
 from prefixmesh.worker.model import memory as worker_memory
+from prefixmesh.worker.model.linear import can_pack
 from prefixmesh.worker.model.loader import load_weights
 from prefixmesh.worker.model.memory import DeviceMemory
-from tests.support.tiny_model import make_tiny_model
+from tests.support.tiny_model import TinyShape, make_tiny_model
 
 LAPTOP = ClusterView(nodes=(NodeView(cpus=8, gpus=0),))
 GPU_BOX = ClusterView(nodes=(NodeView(cpus=16, gpus=4),))
@@ -39,7 +41,7 @@ MODEL = ModelConfig(
     eos_token_ids=(2,),
 )
 KV_BYTES = MODEL.kv_bytes_per_token(4)
-WEIGHTS = weight_bytes(MODEL, 4)
+WEIGHTS = weight_bytes(MODEL, 4, packs=can_pack(torch.device("cpu"), torch.float32))
 
 
 def plan_of(cluster: ClusterView = LAPTOP, workers: int = 2, **settings: Any) -> FleetPlan:
@@ -108,14 +110,14 @@ def test_a_real_models_files_give_the_sums(tmp_path: Path, monkeypatch: pytest.M
     check_host_tiers(plan_of(model=str(folder), max_total_tokens=1600, hicache_ratio=0.25))
 
 
-def test_weights_are_counted_as_the_loader_finds_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_weights_are_counted_as_the_loader_finds_them(tmp_path: Path, *, is_tied: bool) -> None:
     """But for norms and biases."""
-    import torch
-
-    files = resolve_model(str(make_tiny_model(tmp_path)))
+    shape = TinyShape(hidden_size=256, intermediate_size=512, tie_word_embeddings=is_tied)
+    files, cpu = resolve_model(str(make_tiny_model(tmp_path, shape))), torch.device("cpu")
     config = read_model_config(files)
-    found = load_weights(files, config, torch.float32, torch.device("cpu")).num_bytes
-    assert found == pytest.approx(weight_bytes(config, 4), rel=0.05)
+    found = load_weights(files, config, torch.float32, cpu).num_bytes
+    assert found == pytest.approx(weight_bytes(config, 4, packs=can_pack(cpu, torch.float32)), rel=0.02)
 
 
 def test_each_worker_has_a_folder_of_its_own_on_the_disk() -> None:
