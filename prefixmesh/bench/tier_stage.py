@@ -54,12 +54,13 @@ class TierEngine:
         return served
 
     def settle(self) -> None:
-        """Step until no copy is under way and none begins any more. Raises InternalError after ``SETTLE_S``."""
+        """Step until no copy is under way, none begins any more, and nothing is being written to a disk. Raises InternalError after
+        ``SETTLE_S``."""
         core, end, before = self.drive.core, time.monotonic() + SETTLE_S, None
         while time.monotonic() < end:
             self.drive.step()
             tiers = core.stats().tiers
-            if not tiers.copies_in_flight and tiers == before:
+            if not tiers.copies_in_flight and not tiers.host_protected_pages and tiers == before:
                 return
             before = tiers
             time.sleep(_LOOK_S)
