@@ -6,17 +6,21 @@ in a process, where it takes 40 ms.
 
 import time
 from dataclasses import dataclass
+from random import Random
 from typing import Final
 
 from prefixmesh.cache.factory import make_prefix_cache
 from prefixmesh.cache.pages import PageAllocator
+from prefixmesh.cache.radix_cache import RadixCache
 from prefixmesh.config import EngineConfig
 from prefixmesh.errors import ConfigError
 from prefixmesh.model_files.linear_sizes import NO_LINEARS, LinearSizes
 from prefixmesh.model_files.model_config import read_model_config
 from prefixmesh.model_files.revision import model_revision
 from prefixmesh.model_files.source import resolve_model
-from prefixmesh.sim.fake_model import EngineTime, FakeRunner, NotedScheduler
+from prefixmesh.sim.fake_model import EngineTime, FakeRunner, NotedScheduler, kv_slots
+from prefixmesh.sim.fake_mover import Alarm, FakeMover
+from prefixmesh.sim.fake_tiers import FakeTiers, build_fake_tiers, host_allocator
 from prefixmesh.sim.timing import TimingModel
 from prefixmesh.text.tokenizer import load_tokenizer
 from prefixmesh.worker.cache_recorder import CacheRecorder
@@ -33,6 +37,9 @@ DEFAULT_POOL_TOKENS: Final = 1 << 18
 RATED_PROMPT_TOKENS: Final = 512
 """Prompt by which an engine rates itself before its first step, as a real one does at its start."""
 
+
+_ELEMENT_BYTES: Final = 2
+"""Of KV in bfloat16, in which such models are served."""
 
 _NO_SHAPE: Final = PrefillShape(linear_flops_per_token=1000, attention_flops_per_pair=2)
 """Of no model: enough for savings to be told."""
@@ -51,6 +58,8 @@ class ModelIdentity:
     eos_token_ids: tuple[int, ...] = ()
     prefill_shape: PrefillShape = _NO_SHAPE
     linear_sizes: LinearSizes = NO_LINEARS
+    kv_bytes_per_token: int = 128 << 10
+    """What a host tier that is given in GiB is divided by, and copies are counted by."""
 
     @classmethod
     def of_files(cls, name_or_path: str) -> "ModelIdentity":
@@ -66,6 +75,7 @@ class ModelIdentity:
             eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *load_tokenizer(files).eos_token_ids))),
             prefill_shape=PrefillShape.of(config),
             linear_sizes=LinearSizes.of(config),
+            kv_bytes_per_token=config.kv_bytes_per_token(_ELEMENT_BYTES),
         )
 
 
@@ -105,6 +115,12 @@ class FakeEngine:
     core: EngineCore
     scheduler: NotedScheduler
     runner: FakeRunner
+    mover: FakeMover | None
+    """None without a host tier."""
+
+    def next_due(self) -> float | None:
+        """When an engine that is idle has something to do all the same: a copy has ended by then. None where there is none."""
+        return None if self.mover is None else self.mover.next_due()
 
 
 def build_fake_engine(
@@ -114,27 +130,52 @@ def build_fake_engine(
     engine_time: EngineTime,
     *,
     decode_room_tokens: int | None = None,
+    rng: Random | None = None,
+    alarm: Alarm | None = None,
 ) -> FakeEngine:
     """An engine by the settings of a real one; those of the model and its device mean nothing. Raises ConfigError for settings that need a
-    model. ``decode_room_tokens`` as in ``SchedulerConfig``."""
+    model. ``decode_room_tokens`` as in ``SchedulerConfig``. Of a host tier's copies ``rng`` draws when within their time their bytes move,
+    and ``alarm`` is set to when they end."""
+    if config.disk_cache_dir is not None:
+        raise ConfigError("disk_cache_dir: a fake worker has no KV that could be kept")
     if config.adapter_root is not None:
         raise ConfigError("adapter_root: a fake worker has no weights for adapters to change")
-    total_tokens = config.max_total_tokens or DEFAULT_POOL_TOKENS
-    pages = total_tokens // config.page_size
+    pages = (config.max_total_tokens or DEFAULT_POOL_TOKENS) // config.page_size
     allocator, recorder = PageAllocator(pages), CacheRecorder()
     rates = EngineRates(
         prefill_tokens_per_s=1e3 * RATED_PROMPT_TOKENS / _rated_prefill_ms(timing),
         decode_step_ms=timing.decode_step_ms(1, RATED_PROMPT_TOKENS),
     )
+    host = host_allocator(config, pages, identity.kv_bytes_per_token)
+    options = cache_options(config, recorder, host)
+    cache = make_prefix_cache(config.prefix_cache, allocator, config.page_size, options)
+    kv = kv_slots(pages * config.page_size)
+    tiers: FakeTiers | None = None
+    if host is not None:
+        assert isinstance(cache, RadixCache)
+        tiers = build_fake_tiers(
+            config,
+            timing,
+            engine_time,
+            kv=kv,
+            kv_bytes_per_token=identity.kv_bytes_per_token,
+            cache=cache,
+            host_pages=host.total_pages,
+            rates=rates,
+            rng=rng or Random(0),  # noqa: S311  chance to repeat, not to hide
+            alarm=alarm,
+        )
     scheduler = NotedScheduler(
         _scheduler_config(config, identity, decode_room_tokens),
         allocator,
-        make_prefix_cache(config.prefix_cache, allocator, config.page_size, cache_options(config, recorder)),
+        cache,
         rates,
+        None if tiers is None else tiers.keeper,
     )
     runner = FakeRunner(
-        scheduler, timing, engine_time, vocab_size=identity.vocab_size, never=identity.eos_token_ids
+        scheduler, timing, engine_time, kv, vocab_size=identity.vocab_size, never=identity.eos_token_ids
     )
+    runner.arrivals = None if tiers is None else tiers.mover
     core = EngineCore(
         info=_info(config, identity, pages, scheduler.token_limit),
         scheduler=scheduler,
@@ -144,7 +185,8 @@ def build_fake_engine(
         recorder=recorder,
         clock=engine_time.now,
     )
-    return FakeEngine(core=core, scheduler=scheduler, runner=runner)
+    mover = None if tiers is None else tiers.mover
+    return FakeEngine(core=core, scheduler=scheduler, runner=runner, mover=mover)
 
 
 def _rated_prefill_ms(timing: TimingModel) -> float:

@@ -83,30 +83,25 @@ class FakeRunner:
         scheduler: NotedScheduler,
         timing: TimingModel,
         time: EngineTime,
+        kv: Chains,
         *,
         vocab_size: int,
         never: Sequence[int] = (),
     ) -> None:
-        """``never`` are ids that are not answered: those that would end an answer before its length."""
+        """``kv`` is the pool's memory (``kv_slots``). ``never`` are ids that are not answered: those that would end an answer before its length."""
         self._scheduler = scheduler
         self._timing = timing
         self._time = time
         self._vocab_size = vocab_size
         self._never = frozenset(never)
         self._page_size = scheduler.kv.page_size
-        # Untouched memory costs nothing: a pool of millions of tokens is as large as what was ever used of it.
-        self._kv: Chains = np.zeros(scheduler.kv.total_pages * self._page_size, dtype=np.uint64)
+        self._kv = kv
         self._powers, self._inverses = _powers(_BASE, 1), _powers(_INVERSE, 1)
         self.delay_ms: Callable[[], float] = _no_delay
         """Asked before every step what to add to it: a fault."""
 
         self.arrivals: Arrivals | None = None
         """None where nothing brings KV."""
-
-    @property
-    def kv(self) -> Chains:
-        """The pool itself: a number for each slot."""
-        return self._kv
 
     def forward(self, plan: BatchPlan) -> torch.Tensor:
         """Write the new tokens' KV, let the step's time pass, and return logits [R, vocab] float32. Raises LoadBackError, with nothing
@@ -177,6 +172,11 @@ class FakeRunner:
         sums = chain + np.cumsum(tokens * self._inverses[:count], dtype=np.uint64)
         extended: Chains = sums * self._powers[:count]
         return extended
+
+
+def kv_slots(count: int) -> Chains:
+    """Memory for the KV of so many tokens. Untouched memory costs nothing: a pool of millions of tokens is as large as what was ever used."""
+    return np.zeros(count, dtype=np.uint64)
 
 
 def chain_start(namespace: bytes) -> int:

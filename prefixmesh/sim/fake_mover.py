@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from prefixmesh.errors import InternalError, LoadBackError
 from prefixmesh.sim.copy_troubles import CopyTrouble, Troubles, no_troubles
-from prefixmesh.sim.fake_model import LAYERS, Chains, EngineTime
+from prefixmesh.sim.fake_model import LAYERS, Chains, EngineTime, kv_slots
 from prefixmesh.worker.tiers.copies import CANCELLED, CopyJob, Outcome
 
 Pieces = npt.NDArray[np.uint16]
@@ -80,8 +80,7 @@ class FakeMover:
         self._time = time
         self._rng = rng
         self._alarm = alarm
-        # Untouched memory costs nothing, as the device's.
-        self._host = _pieces(np.zeros(host_pages * page_size, dtype=np.uint64), page_size)
+        self._host = _pieces(kv_slots(host_pages * page_size), page_size)
         self._device = _pieces(kv, page_size)
         self._copies: dict[int, _Copy] = {}
         """All that were started and whose outcome nobody has taken."""

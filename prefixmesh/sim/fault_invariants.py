@@ -152,5 +152,10 @@ def _of_worker(worker: SimulatedWorker) -> Iterator[str]:
         "locks": kv.receipts_out,
         "pages that nobody owns": kv.total_pages - kv.free_pages - kv.evictable_pages,
         "double releases": stats.double_releases,
+        "copies between tiers": stats.tiers.copies_in_flight,
+        "locked host pages": stats.tiers.host_protected_pages,
+        "host pages that nobody owns": stats.tiers.host_total_pages
+        - stats.tiers.host_free_pages
+        - stats.tiers.host_evictable_pages,
     }
     yield from (f"{worker.name}: {count} {what} are left" for what, count in left.items() if count)

@@ -11,7 +11,7 @@ looked through (``fault_invariants``). A seed takes some two tenths of a second:
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -62,8 +62,20 @@ SHOWN_RECORDS: Final = 40
 
 GOOD: Final = LinkQuality(jitter_s=0.002)
 BAD: Final = LinkQuality(delay_s=0.002, jitter_s=0.02, loss=0.05, duplicate=0.05, late=0.1, late_s=0.3)
-TIMING: Final = TimingModel(step_ms=25.0, prefill_ms_per_token=0.3, decode_ms_per_sequence=0.5)
-"""Slow beside the network, so that answers are under way when something happens."""
+TIMING: Final = TimingModel(
+    step_ms=25.0,
+    prefill_ms_per_token=0.3,
+    decode_ms_per_sequence=0.5,
+    load_back_ms_per_token=0.1,
+    offload_ms_per_token=0.1,
+)
+"""Slow beside the network, so that answers are under way when something happens; and copies beside steps."""
+
+HOST_RATIOS: Final = (0.0, 0.0, 0.5, 3.0)
+"""Of workers' host tiers: none, one that overflows, and one that holds nearly all that comes."""
+
+TIGHT_TOKENS: Final = 400
+"""A pool before a host tier: hardly more than the longest conversation has, so that what is old has to go."""
 
 
 @dataclass(slots=True)
@@ -81,6 +93,9 @@ class FaultReport:
     """Attempts that went on from tokens."""
 
     attempts: int = 0
+    loaded_back: int = 0
+    """Tokens that came from host tiers, in the workers' last lives."""
+
     calls: int = 0
     """Of the simulation: the same seed makes as many."""
 
@@ -115,11 +130,12 @@ class FaultRun:
             max_queued_requests=rng.choice((4, 64)),
         )
         self.sim.run_for(0.0)
+        tiers = self.sim.fork_rng("tiers")
         self.workers = {
             Endpoint(name): SimulatedWorker(
                 self.sim,
                 name,
-                engine,
+                _with_tiers(engine, tiers.choice(HOST_RATIOS)),
                 TIMING,
                 identity=ModelIdentity(vocab_size=VOCAB, context_length=512),
                 faults=self.script.workers[name],
@@ -159,6 +175,8 @@ class FaultRun:
         records = [one for history in self.histories.values() for one in history.records]
         report.resumed = sum(type(one).__name__ == "Resumed" for one in records)
         report.attempts = sum(type(one).__name__ == "Placed" for one in records)
+        lives = [worker.life for worker in self.workers.values() if worker.life is not None]
+        report.loaded_back = sum(life.engine.core.stats().tiers.loaded_back_tokens for life in lives)
         if report.problems:
             report.last_records = self.trace()[-SHOWN_RECORDS:]
         return report
@@ -249,6 +267,12 @@ def main(seed: int, seeds: int, *, trace: bool) -> None:
         if report.problems:
             sys.exit(1)
     click.echo(f"{seeds} seeds from {seed} on, {requests} requests: nothing is broken")
+
+
+def _with_tiers(engine: EngineConfig, host_ratio: float) -> EngineConfig:
+    if not host_ratio:
+        return engine
+    return replace(engine, hicache_ratio=host_ratio, max_total_tokens=TIGHT_TOKENS)
 
 
 def _is_cache_news(news: News) -> bool:

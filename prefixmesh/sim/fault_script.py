@@ -1,6 +1,6 @@
 """What goes wrong in one run of a whole fleet, and when: drawn from a seed, all of it over by a known time.
 
-Workers die, stand still, are slow, lie, refuse, fall silent and have wrong clocks (``faults``); routers die; links are cut, loudly or
+Workers die, stand still, are slow, lie, refuse, fall silent, have wrong clocks and copies that are slow or fail (``faults``); routers die; links are cut, loudly or
 silently, and mended, single or many at once in one order and back in another (FoundationDB's "swizzling", which finds what depends on who
 comes back first); and the network delays, loses, doubles and reorders.
 """
@@ -95,6 +95,8 @@ _WORKER_FAULTS: Final[dict[FaultKind, tuple[float, float, float, float]]] = {
     FaultKind.REFUSE: (0.2, 3.0, 0.0, 0.0),
     FaultKind.STALL_STREAM: (0.5, 9.0, 0.0, 8.0),
     FaultKind.CLOCK: (1.0, 10.0, -30.0, 30.0),
+    FaultKind.COPY_DELAY: (1.0, 5.0, 20.0, 1500.0),
+    FaultKind.COPY_FAIL: (1.0, 5.0, 0.0, 0.0),
 }
 
 AT_ONCE_S: Final = (0.001, 0.02)
@@ -112,6 +114,8 @@ _CHOICES: Final = (
     (FaultKind.REFUSE, 2),
     (FaultKind.STALL_STREAM, 2),
     (FaultKind.CLOCK, 1),
+    (FaultKind.COPY_DELAY, 1),
+    (FaultKind.COPY_FAIL, 1),
     ("router", 2),
     (LinkFaultKind.CUT, 2),
     (LinkFaultKind.CUT_SILENTLY, 2),

@@ -20,6 +20,8 @@ import msgspec
 from prefixmesh.config import EngineConfig
 from prefixmesh.errors import ConfigError, OverloadedError, PrefixmeshError, UnavailableError
 from prefixmesh.proto.cache_news import News
+from prefixmesh.sim.copy_alarm import CopyAlarm
+from prefixmesh.sim.copy_troubles import scripted_troubles
 from prefixmesh.sim.fake_engine import FakeEngine, ModelIdentity, RealTime, build_fake_engine
 from prefixmesh.sim.faults import FaultScript, FaultsNow, parse_faults, told_tokens
 from prefixmesh.sim.timing import TimingModel
@@ -113,8 +115,11 @@ class FaultyEngine(InProcessEngine):
         return told_tokens(event, resumed_tokens) <= self._faults.now().stream_stops_at
 
     def _make(self, config: EngineConfig, identity: ModelIdentity, timing: TimingModel) -> EngineCore:
-        engine: FakeEngine = build_fake_engine(config, identity, timing, RealTime())
+        alarm = CopyAlarm(self._inbox.wake)
+        engine: FakeEngine = build_fake_engine(config, identity, timing, RealTime(), alarm=alarm)
         engine.runner.delay_ms = lambda: self._faults.now().delay_ms
+        if engine.mover is not None:
+            engine.mover.troubles = scripted_troubles(self._faults.now)
         return engine.core
 
 

@@ -15,7 +15,7 @@ from prefixmesh.history import History, Released, Taken
 from prefixmesh.ids import Epoch, Incarnation, RequestId
 from prefixmesh.sim.fake_engine import FakeEngine, VirtualTime
 from prefixmesh.sim.faults import FaultsNow, told_tokens
-from prefixmesh.sim.kernel import Simulation
+from prefixmesh.sim.kernel import Simulation, Timer
 from prefixmesh.sim.network import Stream
 from prefixmesh.sim.simulated_news import Newsroom
 from prefixmesh.ticket import verify
@@ -139,6 +139,9 @@ class Life:
         self._held_up: set[_OpenCall] = set()
         self._is_awake = False
         self._is_over = False
+        self._alarm: Timer | None = None
+        """When it is looked at again though nothing comes: a copy between its tiers has ended by then."""
+
         self.busy_s = 0.0
         """Time in which steps were being computed."""
 
@@ -173,9 +176,23 @@ class Life:
             self._is_awake = True
             self._sim.call_later(0.0, self._worker.when_awake, self._round)
 
+    def _look_later(self) -> None:
+        """Without a command and without work: look again when a copy has ended, if one is under way."""
+        due = self.engine.next_due()
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = None if due is None else self._sim.call_at(due, self._worker.when_awake, self._look)
+
+    def _look(self) -> None:
+        if not self._is_awake:
+            self._is_awake = True
+            self._round()
+
     def end(self) -> None:
         """Die: every stream breaks."""
         self._is_over = True
+        if self._alarm is not None:
+            self._alarm.cancel()
         self.news.close()
         for one in (*self._calls.values(), *self._held_up):
             one.call.answer.reset()
@@ -216,6 +233,8 @@ class Life:
         self._is_awake = bool(self._inbox) or self.engine.core.has_work
         if self._is_awake:
             self._round()
+        else:
+            self._look_later()
 
     def _tell(self, event: Event) -> None:
         match event:

@@ -16,6 +16,7 @@ from prefixmesh.config import EngineConfig
 from prefixmesh.history import NO_HISTORY, Began, History
 from prefixmesh.ids import Incarnation
 from prefixmesh.proto.cache_news import News
+from prefixmesh.sim.copy_troubles import scripted_troubles
 from prefixmesh.sim.fake_engine import FakeEngine, ModelIdentity, VirtualTime, build_fake_engine
 from prefixmesh.sim.faults import FaultKind, FaultScript, FaultsNow
 from prefixmesh.sim.kernel import Simulation
@@ -147,8 +148,12 @@ class SimulatedWorker:
 
     def build_engine(self, time: VirtualTime) -> FakeEngine:
         """The engine of a life."""
-        engine = build_fake_engine(self.config, self.identity, self._timing, time)
+        engine = build_fake_engine(
+            self.config, self.identity, self._timing, time, rng=self.sim.fork_rng(f"copies of {self.name}")
+        )
         engine.runner.delay_ms = lambda: self.faults_now().delay_ms
+        if engine.mover is not None:
+            engine.mover.troubles = scripted_troubles(self.faults_now)
         return engine
 
     def faults_now(self) -> FaultsNow:

@@ -32,7 +32,7 @@ def check(seeds: range) -> Counter[str]:
 
     def count(report: FaultReport) -> None:
         done.update(requests=report.requests, finished=report.finished, resumed=report.resumed)
-        done.update(attempts=report.attempts)
+        done.update(attempts=report.attempts, loaded_back=report.loaded_back)
         for line in report.script.lines():
             done[line.split(": ", 1)[1].split(" ", 1)[0]] += 1
 
@@ -54,8 +54,9 @@ def test_two_hundred_seeds_of_mixed_faults_lose_nothing_and_leave_nothing() -> N
     # Else nothing was tried.
     assert done["resumed"] > len(MANY) // 2
     assert done["attempts"] > 1.01 * done["requests"]
-    worker_faults = ("crash", "stall", "delay", "refuse", "stall_stream", "silence", "clock")
-    for kind in (*worker_faults, "wrong_cached", "wrong_sums", "cut", "cut_silently", "bad"):
+    assert done["loaded_back"] > 10 * len(MANY)
+    worker_faults = ("crash", "stall", "delay", "refuse", "stall_stream", "silence", "clock", "copy_delay")
+    for kind in (*worker_faults, "copy_fail", "wrong_cached", "wrong_sums", "cut", "cut_silently", "bad"):
         assert done[kind] > 10, kind
 
 
