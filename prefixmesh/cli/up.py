@@ -11,6 +11,7 @@ from prefixmesh.config import FILE_STATE, RouterConfig
 from prefixmesh.fleet.supervision import DEFAULT_MAX_RESTARTS
 from prefixmesh.router.options import routing_from, routing_options
 from prefixmesh.rpc.until_signal import DEFAULT_GRACE_S
+from prefixmesh.seconds_flag import Seconds
 from prefixmesh.worker.options import engine_config_from, engine_options
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ _ROUTER = RouterConfig(workers=("unused:1",))
 )
 @click.option(
     "--grace",
-    type=click.FloatRange(min=0),
+    type=Seconds(),
     default=DEFAULT_GRACE_S,
     show_default=True,
     metavar="SECONDS",

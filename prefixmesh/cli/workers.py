@@ -8,6 +8,7 @@ import click
 from prefixmesh.cli.options import connection_options
 from prefixmesh.cli.router_calls import open_router
 from prefixmesh.cli.tables import print_table
+from prefixmesh.seconds_flag import Seconds
 
 if TYPE_CHECKING:
     from prefixmesh.proto.v1.router_pb2 import WorkerView
@@ -82,7 +83,7 @@ def remove(*, worker: str, **values: Any) -> None:
 @click.argument("worker", metavar="WORKER")
 @click.option(
     "--grace",
-    type=click.FloatRange(min=0, max=24 * 3600),
+    type=Seconds(),
     default=DEFAULT_GRACE_S,
     show_default=True,
     metavar="SECONDS",

@@ -15,6 +15,7 @@ from prefixmesh.fleet_secret import load_or_create
 from prefixmesh.router.options import routing_options
 from prefixmesh.router.server import BoundRouter, RouterServer
 from prefixmesh.rpc.until_signal import DEFAULT_GRACE_S, run_until_signal
+from prefixmesh.seconds_flag import Seconds
 
 _DEFAULTS: Final = RouterConfig(workers=("localhost:1",))  # any address: only the other fields are read
 
@@ -82,7 +83,7 @@ _DEFAULTS: Final = RouterConfig(workers=("localhost:1",))  # any address: only t
 )
 @click.option(
     "--grace-s",
-    type=click.FloatRange(min=0),
+    type=Seconds(),
     default=DEFAULT_GRACE_S,
     show_default=True,
     help="Seconds that running answers may take to finish after SIGTERM or Ctrl-C.",

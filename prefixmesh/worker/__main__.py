@@ -14,6 +14,7 @@ from prefixmesh.config import WorkerConfig
 from prefixmesh.errors import PrefixmeshError
 from prefixmesh.fleet_secret import load_or_create
 from prefixmesh.rpc.until_signal import DEFAULT_GRACE_S, run_until_signal
+from prefixmesh.seconds_flag import Seconds
 from prefixmesh.worker.options import engine_config_from, engine_options
 from prefixmesh.worker.server import BoundWorker, WorkerServer
 
@@ -48,7 +49,7 @@ _DEFAULTS: Final = WorkerConfig()
 )
 @click.option(
     "--grace-s",
-    type=click.FloatRange(min=0),
+    type=Seconds(),
     default=DEFAULT_GRACE_S,
     show_default=True,
     help="Seconds that running answers may take to finish after SIGTERM or Ctrl-C.",
