@@ -19,12 +19,13 @@ from prefixmesh.client.answer import Answer, Started, TextDelta
 from prefixmesh.client.answer_builder import AnswerBuilder
 from prefixmesh.client.call_aio import AsyncCall
 from prefixmesh.client.calls import GenerateOptions, ServedModel
-from prefixmesh.client.checks import PromptLike
+from prefixmesh.client.checks import PromptLike, check_idle_timeout
 from prefixmesh.client.course import begin_course
 from prefixmesh.client.direct_aio import AsyncWorkers
 from prefixmesh.client.fork import ContinuationLike, plan_forks
 from prefixmesh.client.ride import Ride, RouterMemory
 from prefixmesh.client.target import TimeLeft, make_target
+from prefixmesh.config import DEFAULT_STREAM_IDLE_S
 from prefixmesh.errors import CancelledError, InvalidRequestError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1.inference_pb2_grpc import InferenceStub
@@ -46,9 +47,11 @@ class AsyncClient:
         timeout_s: float | None = None,
         direct: bool = False,
         resume: bool = True,
+        stream_idle_timeout_s: float = DEFAULT_STREAM_IDLE_S,
     ) -> None:
         """Take a target as ``Client`` does; connects on first use, to the event loop that runs then."""
         self._target = make_target(address, api_key, tenant, timeout_s)
+        self._idle_timeout_s = check_idle_timeout(stream_idle_timeout_s)
         self._workers = AsyncWorkers() if direct else None
         self._resumes = resume
         self._router_memory = RouterMemory()
@@ -97,7 +100,8 @@ class AsyncClient:
         builder, workers = calls.begin_answer(request, now_s), self._workers
         memory = None if workers is None else workers.memory
         course = begin_course(request, builder, self._ride(), memory, resumes=self._resumes, now_s=now_s)
-        return AsyncStream(AsyncCall(self._target, channel, course, time_left, workers), builder)
+        call = AsyncCall(self._target, channel, course, time_left, workers, self._idle_timeout_s)
+        return AsyncStream(call, builder)
 
     async def fork(
         self,

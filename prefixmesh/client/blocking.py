@@ -18,12 +18,13 @@ from prefixmesh.client.answer import Answer, Started, TextDelta
 from prefixmesh.client.answer_builder import AnswerBuilder
 from prefixmesh.client.call_blocking import Call
 from prefixmesh.client.calls import GenerateOptions, ServedModel
-from prefixmesh.client.checks import PromptLike
+from prefixmesh.client.checks import PromptLike, check_idle_timeout
 from prefixmesh.client.course import Course, begin_course
 from prefixmesh.client.direct_blocking import Workers
 from prefixmesh.client.fork import ContinuationLike, plan_forks
 from prefixmesh.client.ride import Ride, RouterMemory
 from prefixmesh.client.target import TimeLeft, make_target
+from prefixmesh.config import DEFAULT_STREAM_IDLE_S
 from prefixmesh.errors import CancelledError, InvalidRequestError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1.inference_pb2_grpc import InferenceStub
@@ -49,6 +50,7 @@ class Client:
         timeout_s: float | None = None,
         direct: bool = False,
         resume: bool = True,
+        stream_idle_timeout_s: float = DEFAULT_STREAM_IDLE_S,
     ) -> None:
         """Take a target; connects on first use.
 
@@ -59,10 +61,12 @@ class Client:
 
         A router that dies after it has answered this client is waited for until the call's deadline, and without one for half a minute;
         a stream that breaks off, because the router or a worker that it came from directly has died, goes on elsewhere from the tokens that
-        were told. ``Answer.interruptions`` tells how often. With ``resume=False`` both end in UnavailableError at once.
+        were told. ``Answer.interruptions`` tells how often. With ``resume=False`` both end in UnavailableError at once. A worker that is read
+        directly and says nothing for ``stream_idle_timeout_s`` after its first token counts as dead (0: it may be silent for ever); through
+        the router, that is the router's to say.
         """
         self._target = make_target(address, api_key, tenant, timeout_s)
-        self._workers = Workers() if direct else None
+        self._workers = Workers(check_idle_timeout(stream_idle_timeout_s)) if direct else None
         self._resumes = resume
         self._router_memory = RouterMemory()
         self._channel = open_sync_channel(self._target.address)

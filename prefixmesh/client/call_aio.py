@@ -15,14 +15,19 @@ import grpc.aio
 from prefixmesh.client.course import Course
 from prefixmesh.client.direct import GIVE_BACK_TIMEOUT_S
 from prefixmesh.client.direct_aio import AsyncWorkers
-from prefixmesh.client.ride import Broken
+from prefixmesh.client.ride import Broken, silent
 from prefixmesh.client.target import Target, TimeLeft
 from prefixmesh.errors import CancelledError, InternalError, PrefixmeshError
 from prefixmesh.proto.v1.inference_pb2_grpc import InferenceStub
 from prefixmesh.proto.v1.router_pb2_grpc import RouterStub
+from prefixmesh.rpc.idle_watch import IdleWatch
 
 _make_inference: Any = InferenceStub  # generated without types
 _make_router: Any = RouterStub
+
+
+class _SilentError(Exception):
+    """The attempt was ended because nothing came."""
 
 
 class AsyncCall:
@@ -35,18 +40,24 @@ class AsyncCall:
         course: Course,
         time_left: TimeLeft,
         workers: AsyncWorkers | None = None,
+        idle_timeout_s: float = 0.0,
     ) -> None:
-        """``workers`` where the course has a plan for them."""
+        """``workers`` where the course has a plan for them, which may then be silent for ``idle_timeout_s`` between tokens; 0: for ever."""
         self._target: Final = target
         self._router = router
         self._course = course
         self._time_left = time_left
         self._workers = workers
+        self._idle_timeout_s = idle_timeout_s
         self._is_over = self._is_cancelled = False
         self._error: PrefixmeshError | None = None
         self._held = ""
         """The worker whose channel is held for the attempt."""
 
+        self._watch: IdleWatch | None = None
+        """Of the attempt at a worker."""
+
+        self._reading_since_s: float | None = None
         self._giving_back: Any = None
         self._opening: asyncio.Task[Any] | None = None
         self._call: Any = None
@@ -76,7 +87,7 @@ class AsyncCall:
                 if self._call is None:
                     assert self._opening is not None
                     self._call = await self._opening
-                response = await self._call.read()
+                response = await self._read_message()
                 if response is None:  # so gRPC tells of a message that it could not read
                     raise InternalError("the server sent what is no message of an answer")
                 if response is not grpc.aio.EOF:
@@ -89,6 +100,8 @@ class AsyncCall:
             except grpc.RpcError as failure:
                 plan = self._course.plan
                 broken = self._target.judge(failure, plan.worker if plan is not None else "")
+            except _SilentError:
+                broken = silent(self._held, self._idle_timeout_s)
             except grpc.aio.UsageError as error:  # a channel that was closed while no call was under way
                 raise CancelledError("the client was closed") from error
             self._release()
@@ -98,6 +111,21 @@ class AsyncCall:
             if broken is not None and self._goes_on(broken):
                 return self._course.last
         return grpc.aio.EOF
+
+    async def _read_message(self) -> Any:
+        watch = self._watch
+        if watch is None:
+            return await self._call.read()
+        self._reading_since_s = asyncio.get_running_loop().time()
+        try:
+            return await self._call.read()
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if watch.has_ended and not (task is not None and task.cancelling()):
+                raise _SilentError from error
+            raise
+        finally:
+            self._reading_since_s = None
 
     def cancel(self) -> None:
         """End whatever is under way."""
@@ -144,7 +172,9 @@ class AsyncCall:
             if channel is not None:
                 self._held = answer.address
                 generate = _make_inference(channel).Generate
-                return generate(sent, timeout=self._time_left(), metadata=plan.ticket())
+                call = generate(sent, timeout=self._time_left(), metadata=plan.ticket())
+                self._watch = IdleWatch(self._idle_timeout_s, self._silent_since_s, call.cancel)
+                return call
             plan.use_proxy()
         self._give_back()
         return self._ask_proxy()
@@ -163,7 +193,13 @@ class AsyncCall:
     def _settings(self) -> dict[str, Any]:
         return {"timeout": self._time_left(), "metadata": self._target.metadata}
 
+    def _silent_since_s(self) -> float | None:
+        return self._reading_since_s if self._course.owes_token else None
+
     def _release(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
         held, self._held = self._held, ""
         if held and self._workers is not None:
             self._workers.release(held)

@@ -15,7 +15,7 @@ import grpc
 from prefixmesh.client.course import Course
 from prefixmesh.client.direct import GIVE_BACK_TIMEOUT_S
 from prefixmesh.client.direct_blocking import Workers
-from prefixmesh.client.ride import Broken
+from prefixmesh.client.ride import Broken, silent
 from prefixmesh.client.target import Target, TimeLeft
 from prefixmesh.errors import CancelledError, PrefixmeshError
 from prefixmesh.proto.v1 import inference_pb2 as pb
@@ -57,6 +57,10 @@ class Call:
 
         self._held = ""
         """The worker whose channel is held for the attempt."""
+
+        self._reading_since_s: float | None = None
+        self._is_silent = False
+        """Whether the attempt was ended because nothing came."""
 
         self._giving_back: Any = None
         self._stream: Any = None
@@ -121,12 +125,30 @@ class Call:
                 if not self._is_closed():
                     raise
                 raise CancelledError("the client was closed") from error
-        return self._course.received(next(self._stream), time.monotonic())
+        self._reading_since_s = time.monotonic()
+        try:
+            response = next(self._stream)
+        finally:
+            self._reading_since_s = None
+        return self._course.received(response, time.monotonic())
+
+    def silent_since_s(self) -> float | None:
+        """See ``idle_thread.WatchedCall``; any thread."""
+        return self._reading_since_s if self._course.owes_token else None
+
+    def end_silent(self) -> None:
+        """See ``idle_thread.WatchedCall``; any thread."""
+        with self._lock:
+            self._is_silent, active = True, self._active
+        active.cancel()
 
     def _judge(self, failure: grpc.RpcError, *, of_router: bool = False) -> Broken:
         if self._cancelled.is_set() or self._is_closed():
             raise CancelledError(_CANCELLED) from failure
         plan = self._course.plan
+        if self._is_silent and self._workers is not None and not of_router:
+            self._is_silent = False
+            return silent(self._held, self._workers.idle.timeout_s)
         return self._target.judge(failure, "" if plan is None or of_router else plan.worker)
 
     def _goes_on(self, broken: Broken) -> bool:
@@ -152,6 +174,8 @@ class Call:
             channel = self._hold(answer.address)
             if channel is not None:
                 generate = _make_inference(channel).Generate
+                assert self._workers is not None
+                self._workers.idle.watch(self)
                 return self._activate(generate(sent, timeout=self._time_left(), metadata=plan.ticket()))
             plan.use_proxy()
         self._give_back()
@@ -215,4 +239,5 @@ class Call:
         with self._lock:
             held, self._held = self._held, ""
         if held and self._workers is not None:
+            self._workers.idle.forget(self)
             self._workers.release(held)

@@ -5,6 +5,7 @@ is refused here as InvalidRequestError, with the field's name.
 """
 
 import json
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, SupportsFloat, SupportsIndex, TypeAlias, cast
@@ -61,6 +62,14 @@ def check_real(field: str, value: object) -> float:
         return float(value)
     except OverflowError as error:
         raise InvalidRequestError(field, "is too large a number") from error
+
+
+def check_idle_timeout(value: object) -> float:
+    """Seconds that a worker may be silent between tokens; 0: for ever."""
+    seconds = check_real("stream_idle_timeout_s", value)
+    if not 0.0 <= seconds < math.inf:  # NaN fails it too
+        raise InvalidRequestError("stream_idle_timeout_s", f"must be seconds from 0 on, got {seconds}")
+    return seconds
 
 
 def check_text(field: str, value: object) -> str:

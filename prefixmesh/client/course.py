@@ -63,6 +63,11 @@ class Course:
         plan = self._plan
         return None if plan is None or plan.by_proxy else plan
 
+    @property
+    def owes_token(self) -> bool:
+        """Whether a worker that is read directly has begun to answer, so that its silence is a failure."""
+        return self.plan is not None and self._record.has_token
+
     def routed(self, answer: router_pb2.RouteResponse) -> pb.GenerateRequest:
         """The router named a worker; what to send it."""
         assert self._plan is not None

@@ -6,6 +6,7 @@ from typing import Final
 import grpc
 
 from prefixmesh.client.direct import RouteMemory
+from prefixmesh.client.idle_thread import IdleThread
 from prefixmesh.client.worker_channels import WorkerChannels
 from prefixmesh.rpc.channel import WORKER_OPTIONS, open_sync_channel
 
@@ -13,7 +14,9 @@ from prefixmesh.rpc.channel import WORKER_OPTIONS, open_sync_channel
 class Workers:
     """See the module."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle_timeout_s: float = 0.0) -> None:
+        """``idle_timeout_s`` is how long a worker may be silent between tokens; 0: for ever."""
+        self.idle: Final = IdleThread(idle_timeout_s)
         self.memory: Final = RouteMemory()
         self.lock: Final = threading.Lock()
         """Held while ``memory`` or the channels are touched, and never while a call waits."""

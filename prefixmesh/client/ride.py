@@ -48,6 +48,11 @@ class Broken:
     failure: Failure
 
 
+def silent(worker: str, idle_s: float) -> Broken:
+    """A worker that began to answer has said nothing for so long, though its connection stands: it has lost the request."""
+    return Broken(UnavailableError(f"{worker} has said nothing for {idle_s:g} s"), Failure.DIED)
+
+
 class RouterMemory:
     """Whether this client's router has ever answered it."""
 

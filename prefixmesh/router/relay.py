@@ -35,7 +35,6 @@ from prefixmesh.router.attempts import (
 from prefixmesh.router.failure_kind import FailureKind, is_workers_fault, kind_of
 from prefixmesh.router.frame_stream import FrameStream
 from prefixmesh.router.frame_stream import Send as SendFrame
-from prefixmesh.router.idle_watch import IdleWatch
 from prefixmesh.router.passage import Passage
 from prefixmesh.router.placement import Placement
 from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
@@ -45,6 +44,7 @@ from prefixmesh.router.running import RunningRequest
 from prefixmesh.router.worker_aborts import WorkerAborts
 from prefixmesh.router.worker_call import WorkerCall
 from prefixmesh.router.workers import WorkerPool
+from prefixmesh.rpc.idle_watch import IdleWatch
 from prefixmesh.rpc.status import from_rpc_error, is_told
 from prefixmesh.text.prompts import PromptBuilder
 from prefixmesh.ticket import TICKET_METADATA, Ticket, sign

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from prefixmesh.client import Answer, Client
+from prefixmesh.client import Answer, AsyncClient, Client
 from prefixmesh.errors import (
     AdapterChangedError,
     CancelledError,
@@ -115,6 +115,38 @@ async def test_an_answer_goes_on_wherever_its_worker_died(make_client: MakeClien
 async def test_several_answers_go_on_each_from_its_own_tokens(make_client: MakeClient, at: int) -> None:
     """Three branches of one call."""
     await check_death(make_client, at, branches=3)
+
+
+@pytest.mark.parametrize("at", [1, 33])
+async def test_an_answer_goes_on_where_its_worker_fell_silent(make_client: MakeClient, at: int) -> None:
+    """Its connection stands, and nothing comes: it is given up there, and the tokens that were told are not asked for again."""
+    async with fleet(None, None) as (router, (first, second)):
+        first.hold_after = at
+        client = make_client(router.address, direct=True, stream_idle_timeout_s=0.2)
+        answer = await within(client.generate("hello"))
+        check_whole(answer, interruptions=1)
+        assert check_resumed(router.questions[1].request, at) == at
+        assert list(router.questions[1].exclude) == [first.address]
+        await within(first.cancelled.wait())
+        assert len(second.ticketed) == 1
+        await client.close()
+
+
+async def test_a_worker_that_falls_silent_ends_an_answer_that_must_not_go_on(make_client: MakeClient) -> None:
+    async with fleet(None, None) as (router, (first, second)):
+        first.hold_after = 2
+        client = make_client(router.address, direct=True, stream_idle_timeout_s=0.2, resume=False)
+        with pytest.raises(UnavailableError, match=r"has said nothing for 0\.2 s"):
+            await within(client.generate("hello"))
+        assert not second.ticketed
+        await client.close()
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), "soon"])
+def test_an_idle_timeout_is_seconds(seconds: Any) -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(InvalidRequestError, match="stream_idle_timeout_s: must be"):
+            kind("127.0.0.1:1", direct=True, stream_idle_timeout_s=seconds)
 
 
 async def test_what_the_caller_brings_along_stands_before_what_goes_on(make_client: MakeClient) -> None:

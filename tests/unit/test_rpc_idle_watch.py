@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from prefixmesh.router.idle_watch import LATE_S, IdleWatch
+from prefixmesh.rpc.idle_watch import LATE_S, IdleWatch
 
 TIMEOUT_S = 10.0
 
@@ -57,7 +57,7 @@ class Loop:
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     made = Loop()
-    monkeypatch.setattr("prefixmesh.router.idle_watch.asyncio.get_running_loop", lambda: made)
+    monkeypatch.setattr("prefixmesh.rpc.idle_watch.asyncio.get_running_loop", lambda: made)
     return made
 
 
