@@ -227,6 +227,8 @@ class LoadBackError(InternalError):
     """KV that a step was to read did not come to the device, or not in time. The step is void and computed again without it; no caller
     sees this."""
 
+    reason = "LOAD_BACK_FAILED"
+
 
 class DoubleReleaseError(InternalError):
     """A lock receipt was released twice. Counted and survived by the engine; state is unchanged."""

@@ -267,7 +267,7 @@ async def test_nobody_gives_back_the_ticket_of_another_tenant(pair: Pair) -> Non
 async def test_router_that_stops_routes_nothing(pair: Pair) -> None:
     """While streams that are direct go on: they do not need it."""
     pair.engine.hold_after_tokens = 1
-    async with AsyncClient(pair.router.address, direct=True) as client:
+    async with AsyncClient(pair.router.address, direct=True, resume=False) as client:
         stream = client.stream(TEXT)
         await anext(stream)
         await pair.router.server.stop(0.0)

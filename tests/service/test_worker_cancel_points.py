@@ -5,7 +5,6 @@ comes to its end; others that share the prefix are answered meanwhile.
 """
 
 import asyncio
-import contextlib
 import itertools
 import socket
 from collections.abc import Collection
@@ -23,6 +22,7 @@ from prefixmesh.worker.call_metrics import CountedInference
 from prefixmesh.worker.server import INFERENCE, WorkerServer
 from tests.support.cancelling import cancel_at
 from tests.support.fake_engine import FakeStage, Surroundings, fake_worker
+from tests.support.free_ports import free_ports
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.servers import byte_text, eventually
 
@@ -98,12 +98,6 @@ async def test_a_cancel_at_every_await_of_a_call_leaves_nothing(branches: int, a
         assert point > 4, "a call has more awaits than that"
         outcomes = stage.worker.server._metrics.calls.outcomes
         assert {name for name, count in outcomes.items() if count} == {"length", "cancelled"}
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [probe.getsockname()[1] for probe in probes]
 
 
 async def test_a_cancel_at_every_await_of_a_start_leaves_nothing() -> None:

@@ -148,6 +148,7 @@ def test_every_error_that_a_call_may_end_in_has_an_outcome() -> None:
     }
     by_their_kind = {
         "FrameError": "unavailable",
+        "LoadBackError": "internal",
         "DoubleReleaseError": "internal",
         "InvariantError": "internal",
         "DeviceLostError": "unavailable",

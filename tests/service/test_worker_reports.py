@@ -19,7 +19,10 @@ from tests.support.servers import Worker, eventually, scripted_worker
 pytestmark = pytest.mark.asyncio(loop_scope="function")
 
 NEVER_MS = 10_000
+
 """Between two reports that nothing has caused: longer than any test."""
+
+SOON_MS = 50
 
 BUNDLE_S = 0.05
 
@@ -52,8 +55,8 @@ class OwnView:
             assert report.own_requests == len(self.accepted - set(self.ended))
 
 
-def follow(worker: Worker, router_id: str = "") -> OwnView:
-    return OwnView(Follower(worker, router_id=router_id, report_ms=NEVER_MS))
+def follow(worker: Worker, router_id: str = "", report_ms: int = NEVER_MS) -> OwnView:
+    return OwnView(Follower(worker, router_id=router_id, report_ms=report_ms))
 
 
 def ask(worker: Worker, request_id: str, router_id: str = "", *, branches: int = 1) -> "asyncio.Task[Any]":
@@ -245,7 +248,7 @@ async def test_a_host_tier_is_told_in_reports_and_to_who_asks() -> None:
     engine = ScriptedEngine()
     engine.tiers, engine.load_back_ms_per_token = TIERS, 0.125
     async with scripted_worker(engine) as worker:
-        view = follow(worker)
+        view = follow(worker, report_ms=SOON_MS)
         await view.until(lambda: view.told("host_pool"))
         pool = PagePool(total_pages=80, free_pages=50, evictable_pages=20, protected_pages=10)
         assert view.told("host_pool") == pool
@@ -259,7 +262,7 @@ async def test_a_host_tier_is_told_in_reports_and_to_who_asks() -> None:
 
 async def test_a_worker_without_a_host_tier_tells_of_none() -> None:
     async with scripted_worker(ScriptedEngine()) as worker:
-        view = follow(worker)
+        view = follow(worker, report_ms=SOON_MS)
         await view.until(lambda: view.told("decode_step_ms"))
         assert view.told("host_pool") is None
         view.follower.close()

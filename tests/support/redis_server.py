@@ -3,13 +3,14 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import redis
+
+from tests.support.free_ports import free_ports
 
 START_TIMEOUT_S = 30
 
@@ -73,8 +74,6 @@ def start_redis_server() -> RedisServer:
         if os.environ.get("CI") == "true":
             pytest.fail(missing)
         pytest.skip(missing)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        server = RedisServer(probe.getsockname()[1])
+    server = RedisServer(*free_ports(1))
     server.start()
     return server
