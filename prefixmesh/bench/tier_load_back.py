@@ -21,7 +21,6 @@ def take_load_back(stage: Stage) -> None:
     computed: list[float] = []
     loaded: list[float] = []
     hits: list[float] = []
-    overlaps: list[float] = []
     with (
         stage.engine(max_total_tokens=pool, hicache_ratio=ratio) as tiered,
         stage.engine(max_total_tokens=pool) as plain,
@@ -33,15 +32,13 @@ def take_load_back(stage: Stage) -> None:
             ask = prefix + stage.draw(effort.own_tokens)
             plain.drive.clear()
             computed.append(plain.answer(ask).first_token_s)
-            copying_s, waited_s = tiered.timed.copying_s["restore"], tiered.timed.waited_s
             whole = effort.prefix_tokens
             loaded.append(tiered.answer(ask, cached=whole, host=whole // 2).first_token_s)
-            took_s = tiered.timed.copying_s["restore"] - copying_s
-            overlaps.append(max(0.0, 1.0 - (tiered.timed.waited_s - waited_s) / took_s))
             again = prefix + stage.draw(effort.own_tokens)
             hits.append(tiered.answer(again, cached=whole).first_token_s)
             tiered.settle()
         rates = {kind: tiered.timed.rate(kind) / 1e9 for kind in ("restore", "offload")}
+        overlap = tiered.timed.overlapped_s / tiered.timed.copying_s["restore"]
         page_bytes = float(tiered.timed.page_bytes)
     sizes = {"prefix_tokens": float(effort.prefix_tokens), "own_tokens": float(effort.own_tokens)}
     ms = [[1e3 * value for value in values] for values in (computed, loaded, hits, cold)]
@@ -53,7 +50,7 @@ def take_load_back(stage: Stage) -> None:
     stage.add("offload_rate", [rates["offload"]])
     whole = effort.prefix_tokens + effort.own_tokens
     stage.add("prefill_rate", [whole / value for value in computed])
-    stage.add("overlap", overlaps)
+    stage.add("overlap", [overlap])
 
 
 def _cold(stage: Stage, engine: TierEngine, prefix: list[int]) -> float:

@@ -14,16 +14,25 @@ class TimedMover:
         self._mover = mover
         self._clock = clock
         self._jobs: dict[int, CopyJob] = {}
+        self._started_at: dict[int, float] = {}
+        self._joined_at: dict[int, float] = {}
         self.copied_bytes: Counter[CopyKind] = Counter()
         self.copying_s: dict[CopyKind, float] = {"offload": 0.0, "restore": 0.0, "fetch": 0.0}
         self.waited_s = 0.0
         """Steps, for layers that had not come."""
+
+        self._after_joining_s = 0.0
 
     def rate(self, kind: CopyKind) -> float:
         """Bytes a second while copying. InternalError when nothing was copied."""
         if not self.copying_s[kind]:
             raise InternalError(f"the bench has seen no {kind}")
         return self.copied_bytes[kind] / self.copying_s[kind]
+
+    @property
+    def overlapped_s(self) -> float:
+        """Of the load-backs' copying, what was done while a step computed with the layers that had come."""
+        return max(0.0, self._after_joining_s - self.waited_s)
 
     @property
     def page_bytes(self) -> int:
@@ -33,6 +42,7 @@ class TimedMover:
     def start(self, job: CopyJob) -> None:
         """Noted until its outcome."""
         self._jobs[job.number] = job
+        self._started_at[job.number] = self._clock()
         self._mover.start(job)
 
     def cancel(self, number: int) -> None:
@@ -48,9 +58,13 @@ class TimedMover:
         done = self._mover.take_done()
         for outcome in done:
             job = self._jobs.pop(outcome.number)
+            started_at = self._started_at.pop(outcome.number)
+            joined_at = self._joined_at.pop(outcome.number, None)
             if not outcome.error:
                 self.copied_bytes[job.kind] += len(job.device_pages) * self.page_bytes
                 self.copying_s[job.kind] += outcome.elapsed_s
+                if joined_at is not None:
+                    self._after_joining_s += max(0.0, outcome.elapsed_s - (joined_at - started_at))
         return done
 
     def wait_done(self, at_most_s: float) -> None:
@@ -58,7 +72,9 @@ class TimedMover:
         self._mover.wait_done(at_most_s)
 
     def expect(self, numbers: Sequence[int], at_most_s: float) -> None:
-        """Passed on."""
+        """Noted, for the first step that reads a job."""
+        for number in numbers:
+            self._joined_at.setdefault(number, self._clock())
         self._mover.expect(numbers, at_most_s)
 
     def await_layer(self, layer: int) -> None:
