@@ -256,6 +256,17 @@ def make_line(policy: EvictionPolicy) -> LruLine | RankedLine:
             return RankedLine(_priority)
 
 
+def rank_under(policy: EvictionPolicy, node: TreeNode) -> int:
+    """What this policy compares before recency, for a node that is in no line."""
+    match policy:
+        case "lru":
+            return 0
+        case "lfu":
+            return _hits(node)
+        case "priority":
+            return _priority(node)
+
+
 def _hits(node: TreeNode) -> int:
     return node.hit_count
 

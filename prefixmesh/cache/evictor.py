@@ -10,6 +10,7 @@ from prefixmesh.cache.accounting import PageAccounts
 from prefixmesh.cache.events import EventSink
 from prefixmesh.cache.host_tier import HostTier
 from prefixmesh.cache.node import INDEX_BYTES, TreeNode, unpack_pages
+from prefixmesh.cache.owners import Rank
 from prefixmesh.cache.seen_blocks import SeenBlocks
 from prefixmesh.cache.tier import Tier
 from prefixmesh.ids import Fingerprint
@@ -65,15 +66,18 @@ class Evictor:
         accounts.allocator.free(unpack_pages(b"".join(given_up)))
         return freed
 
-    def evict_host(self, host: HostTier, pages: int, owner: str) -> int:
-        """Free host pages; see ``RadixCache.evict_host``."""
+    def evict_host(
+        self, host: HostTier, pages: int, owner: str, newcomer: Rank | None = None, taken: int = 0
+    ) -> int:
+        """Free host pages; see ``RadixCache.evict_host``. With a ``newcomer``, only what the policy would give up for it; ``owner`` has
+        ``taken`` pages beside, which nobody is charged for yet."""
         accounts = self._accounts
         accounts.serial = serial = accounts.serial + 1
         given_up: list[bytes] = []
         names: list[Fingerprint] = []
         freed = 0
         while freed < pages:
-            victim = host.lines.next_victim(owner, pages, pages - freed, serial)
+            victim = host.lines.next_victim(owner, pages + taken, pages - freed, serial, newcomer)
             if victim is None:
                 break
             node, allowed = victim

@@ -23,7 +23,14 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-from prefixmesh.cache.eviction import EvictionLine, EvictionPolicy, LruLine, RankedLine, make_line
+from prefixmesh.cache.eviction import (
+    EvictionLine,
+    EvictionPolicy,
+    LruLine,
+    RankedLine,
+    make_line,
+    rank_under,
+)
 from prefixmesh.cache.node import NO_CHILDREN, TreeNode
 from prefixmesh.errors import ConfigError, InvariantError
 
@@ -58,6 +65,9 @@ _NO_QUOTA: Final = Quota()
 _Place = tuple[int, int, int]
 """Where a node stands among all payers': its rank, the operation that used it last, and minus its start. The lower goes first;
 of nodes that one operation used the deepest, so a child stands before its parent."""
+
+Rank = tuple[int, int]
+"""The same without the start: the lower, the sooner it goes."""
 
 _FRONT: Final[_Place] = (0, 0, 0)
 """A lower bound of every place in an LRU line, where all ranks are 0. (A ranked line tells by itself when its first goes sooner.)"""
@@ -183,9 +193,11 @@ class OwnerLines:
             return 0
         return sum(payer.sheltered_pages for payer in self._floored if payer.name != name)
 
-    def next_victim(self, name: str, wanted: int, missing: int, serial: int) -> Victim | None:
+    def next_victim(
+        self, name: str, wanted: int, missing: int, serial: int, newcomer: Rank | None = None
+    ) -> Victim | None:
         """Whose node goes next when ``name`` wants ``wanted`` pages, of which ``missing`` have not come yet; None when nothing may.
-        See the module for the order.
+        See the module for the order. With a ``newcomer``, nothing goes that the policy would keep rather than that.
 
         A node that comes up but cannot go, because a child of it is still there, stands aside until ``child_left`` finds it a leaf,
         or until ``put_back``, which ends the operation. ``serial`` is the operation's number, higher than that of any use before.
@@ -194,10 +206,12 @@ class OwnerLines:
             payer = self._payers[NOBODY]
             if not payer.watched:
                 node = self._first(payer)
-                return None if node is None else (node, missing)
+                return None if node is None or self._outranks(payer, node, newcomer) else (node, missing)
         wanting = self._payers.get(name)
         while (victim := self._choose(wanting, wanted, missing, serial)) is not None:
             node = victim[0]
+            if newcomer is not None and self._outranks(self._payers[node.payer.name], node, newcomer):
+                return None
             if node.children is NO_CHILDREN or not self._is_inner(node):
                 return victim
             self._payers[node.payer.name].line.leave(node)
@@ -222,6 +236,17 @@ class OwnerLines:
         for node in aside:
             self._payers[node.payer.name].line.enter(node)
         return aside
+
+    def rank_of(self, node: TreeNode, used_at: int) -> Rank:
+        """What ``next_victim`` compares with a newcomer that comes in ``node``'s name and was used last by operation ``used_at``."""
+        return (rank_under(self._policy, node), used_at)
+
+    def _outranks(self, payer: Payer, node: TreeNode, newcomer: Rank | None) -> bool:
+        """Whether the policy keeps ``node``, first in ``payer``'s line, rather than the newcomer; never one of a payer above its
+        ceiling."""
+        if newcomer is None or payer in self._above_ceiling:
+            return False
+        return self._place(payer, node)[:2] > newcomer
 
     def _choose(self, wanting: Payer | None, wanted: int, missing: int, serial: int) -> Victim | None:
         if self._above_ceiling:

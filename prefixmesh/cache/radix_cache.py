@@ -33,7 +33,7 @@ from prefixmesh.cache.node import (
     pack_pages,
     unpack_pages,
 )
-from prefixmesh.cache.owners import NOBODY, Quota
+from prefixmesh.cache.owners import NOBODY, Quota, Rank
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.pins import Held, PinBudget, PinTable
 from prefixmesh.cache.seen_blocks import SeenBlocks
@@ -116,6 +116,7 @@ class RadixCache:
         if self._host is not None:
             calls = TreeCalls(
                 make_room=self._make_room,
+                evict_host=self._make_way,
                 gained=self._gained,
                 part_of=self._grower.part_of,
                 insert=self.insert,
@@ -357,18 +358,20 @@ class RadixCache:
                 f"{self._block_size}, or the tail has no namespace"
             )
 
-    def _make_room(self, tier: Tier, pages: int, owner: str) -> PageIndices | None:
-        """For ``transfers``: so many pages of a tier, evicting if need be; None when that is not enough, having evicted nothing
-        unless ``evictable_for`` promised too much."""
+    def _make_room(self, pages: int, owner: str) -> PageIndices | None:
+        """For ``transfers``: so many device pages, evicting if need be; None when that is not enough, having evicted nothing unless
+        ``evictable_for`` promised too much."""
         allocator = self._accounts.allocator
-        evictable = self._accounts.evictable_for
-        evict = self.evict
-        if tier is Tier.HOST and self._host is not None:
-            allocator, evictable, evict = self._host.allocator, self._host.evictable_for, self.evict_host
         missing = pages - allocator.free_pages
-        if missing > 0 and (evictable(owner) < missing or evict(missing, owner) < missing):
+        if missing > 0 and (self.evictable_for(owner) < missing or self.evict(missing, owner) < missing):
             return None
         return allocator.allocate(pages)
+
+    def _make_way(self, pages: int, owner: str, newcomer: Rank, taken: int) -> int:
+        """For ``transfers``: free host pages, but of what the policy would give up for the newcomer alone."""
+        return (
+            0 if self._host is None else self._evictor.evict_host(self._host, pages, owner, newcomer, taken)
+        )
 
     def _gained(self, node: TreeNode) -> None:
         """For ``transfers``: a restored node is on the device."""

@@ -167,6 +167,16 @@ class QuotaTiers(TierMachine):
         super().begin_offload(prompt, node)
         self.owner = asking
 
+    def offload_with_room(
+        self, wanted: list[Prefix], begin: Callable[[], CopyInFlight | None]
+    ) -> tuple[CopyInFlight | None, int]:
+        left = self.cache.transfers.left_pages
+        job = begin()
+        self.adopt(Tier.HOST)
+        room = len(wanted) - (self.cache.transfers.left_pages - left)
+        assert job is None or len(job.host_pages) == room
+        return job, room
+
     def begin_with_room(
         self, target: Tier, missing: int, begin: Callable[[], CopyInFlight | None]
     ) -> CopyInFlight | None:

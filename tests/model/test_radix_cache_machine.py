@@ -92,9 +92,11 @@ TIERS_DEPTH = DEPTH | {
     "a pin that held nothing came to hold something": 5,
     "a second end of a copy": 5,
     "a part of a match was brought back": 5,
+    "a part of a prompt was backed up": 5,
     "a split of what is being copied": 20,
     "another's pin was not removed": 5,
     "insert over what only the host has": 20,
+    "the host kept what ranks higher": 5,
     "two owners pin one prefix": 5,
 }
 MACHINES: dict[type[CacheMachine], tuple[int, dict[str, int]]] = {

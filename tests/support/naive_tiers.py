@@ -5,6 +5,8 @@ the blocks on each tier, the real caches must say too.
 """
 
 import functools
+import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -217,9 +219,20 @@ class NaiveTiers:
 
     def line(self, tier: Tier) -> list[Prefix]:
         """What may go, in the order in which it goes: by the policy's rank, then last use, then the longest first."""
-        rank = {"lru": Counter[Prefix](), "lfu": self.hits, "priority": self.priority}[self.policy]
         free_to_go = self.on[tier].keys() - self.protected(tier)
-        return sorted(free_to_go, key=lambda p: (rank[p], self.on[tier][p], -len(p[1])))
+        return sorted(free_to_go, key=lambda p: (self.rank(p), self.on[tier][p], -len(p[1])))
+
+    def rank(self, prefix: Prefix) -> int:
+        """What the policy compares before recency."""
+        return {"lru": Counter[Prefix](), "lfu": self.hits, "priority": self.priority}[self.policy][prefix]
+
+    def goes_for(self, prefix: Prefix) -> list[Prefix]:
+        """What goes from the host for a copy of this, which the device has, in the order in which it goes: nothing that the policy
+        would rather keep. What is protected is in use now."""
+        used = math.inf if prefix in self.protected(Tier.DEVICE) else self.on[Tier.DEVICE][prefix]
+        newcomer = (self.rank(prefix), used)
+        line = self.line(Tier.HOST)
+        return list(itertools.takewhile(lambda p: (self.rank(p), self.on[Tier.HOST][p]) <= newcomer, line))
 
     def evict(self, tier: Tier, units: int) -> list[Prefix]:
         """Forget up to so many prefixes on one tier; returns them."""
@@ -251,13 +264,13 @@ class NaiveTiers:
         """What the other tier lacks."""
         return [prefix for prefix in prompt.prefixes(self.unit) if prefix not in self.on[other_tier(source)]]
 
-    def begin_copy(self, source: Tier, prompt: Prompt) -> Copy:
+    def begin_restore(self, prompt: Prompt) -> Copy:
         """Lock all of the prompt where it is, on both tiers."""
         path = prompt.prefixes(self.unit)
         locked = {tier: [prefix for prefix in path if prefix in self.on[tier]] for tier in Tier}
         for tier, prefixes in locked.items():
             self.lock(tier, prefixes)
-        return Copy(source, other_tier(source), self.to_copy(source, prompt), locked, self.epoch)
+        return Copy(Tier.HOST, Tier.DEVICE, self.to_copy(Tier.HOST, prompt), locked, self.epoch)
 
     def begin_fetch(self, prompt: Prompt) -> Copy:
         """Lock what the device has of the prompt; the rest is to come."""

@@ -87,6 +87,7 @@ class TierMachine(CacheMachine):
         self.host_pool = RememberingPool(self.host_total)
         self.jobs: list[Job] = []
         self.ended: list[CopyInFlight] = []
+        self.left_pages = 0
         self.priority = 0
         self.pinned_before: Counter[PinName] = Counter()
 
@@ -441,8 +442,43 @@ class TierMachine(CacheMachine):
             self.start(prompt)
 
     def begin_offload(self, prompt: Prompt, node: TreeNode) -> None:
-        """Have what the host lacks of a prompt, which ends at this node, copied there."""
-        self.begin_copy(Tier.DEVICE, prompt, lambda: self.cache.transfers.begin_offload(node))
+        """Have what the host lacks of a prompt, which ends at this node, copied there, as far as there is room."""
+        begin = functools.partial(self.cache.transfers.begin_offload, node)
+        wanted = self.model.to_copy(Tier.DEVICE, prompt)
+        if not wanted or self.is_being_offloaded(wanted[-1]):
+            assert begin() is None
+            return
+        path, epoch = prompt.prefixes(self.unit), self.model.epoch
+        there = path[: len(path) - len(wanted)]
+        self.model.lock(Tier.HOST, there)
+        job, room = self.offload_with_room(wanted, begin)
+        self.left_pages += len(wanted) - room
+        assert self.cache.transfers.left_pages == self.left_pages
+        self.note("a part of a prompt was backed up", 0 < room < len(wanted))
+        if not room or self.is_being_offloaded(wanted[room - 1]):
+            assert job is None
+            self.note("no room on the host for a copy", not room)
+            self.model.release(Tier.HOST, there, epoch)
+            return
+        locked = {Tier.DEVICE: path[: len(there) + room], Tier.HOST: there}
+        self.model.lock(Tier.DEVICE, locked[Tier.DEVICE])
+        self.fly(Copy(Tier.DEVICE, Tier.HOST, wanted[:room], locked, epoch), job)
+
+    def offload_with_room(
+        self, wanted: list[Prefix], begin: Callable[[], CopyInFlight | None]
+    ) -> tuple[CopyInFlight | None, int]:
+        """Begin a backup; returns it, and for how many of the pages there is room: free, or held by what the policy gives up for each."""
+        places, room, free = read_tree(self.cache), 0, self.host_pool.free_pages
+        for _, run in itertools.groupby(wanted, lambda prefix: places[prefix].node):
+            pages = list(run)
+            need, goes = room + len(pages), self.model.goes_for(pages[-1])
+            short = max(0, need - free)
+            free += len(self.evict_in_model(Tier.HOST, min(short, len(goes))))
+            room = min(need, free)
+            if room < need:
+                self.note("the host kept what ranks higher", bool(self.model.line(Tier.HOST)))
+                break
+        return begin(), room
 
     def begin_restore(self, prompt: Prompt, then: Prompt | None = None, tokens: int | None = None) -> bool:
         """Match, and have what only the host holds brought back, or so many tokens of it; False when there is nothing, or no room."""
@@ -452,29 +488,19 @@ class TierMachine(CacheMachine):
         if tokens is not None:
             brought = min(brought, tokens // self.unit * self.unit)
         found = prompt.upto(result.matched_tokens + brought)
-        transfers, owner = self.cache.transfers, self.owner
-        return self.begin_copy(Tier.HOST, found, lambda: transfers.begin_restore(result, owner, tokens), then)
+        begin = functools.partial(self.cache.transfers.begin_restore, result, self.owner, tokens)
+        wanted = self.model.to_copy(Tier.HOST, found)
+        if not wanted:
+            assert begin() is None
+            return False
+        copy = self.model.begin_restore(found)
+        job = self.begin_with_room(Tier.DEVICE, len(wanted) - self.pool.free_pages, begin)
+        return self.fly(copy, job, then)
 
     def make_way(self) -> None:
         """A worker's queue is bounded: the oldest copy arrives before too many are on their way."""
         if len(self.jobs) >= MAX_JOBS:
             self.end_job(self.jobs.pop(0), arrived=True)
-
-    def begin_copy(
-        self,
-        source: Tier,
-        prompt: Prompt,
-        begin: Callable[[], CopyInFlight | None],
-        then: Prompt | None = None,
-    ) -> bool:
-        """Begin a copy in the model and the cache; False when there is nothing to copy, or no room for it."""
-        target, wanted = other_tier(source), self.model.to_copy(source, prompt)
-        if not wanted or (source is Tier.DEVICE and self.is_being_offloaded(wanted[-1])):
-            assert begin() is None
-            return False
-        copy = self.model.begin_copy(source, prompt)
-        job = self.begin_with_room(target, len(wanted) - self.pool_of(target).free_pages, begin)
-        return self.fly(copy, job, then)
 
     def fly(self, copy: Copy, job: CopyInFlight | None, then: Prompt | None = None) -> bool:
         """A copy has begun; False when there was no room for it."""

@@ -63,23 +63,6 @@ def test_only_what_is_not_there_is_copied_parents_first() -> None:
     tree.check_at_rest()
 
 
-def test_no_host_page_means_no_backup_and_a_count() -> None:
-    tree = Tree(host=2)
-    tree.put(1, 2, 3)
-    assert tree.cache.transfers.begin_offload(tree.match(1, 2, 3).last_device_node) is None
-    assert tree.cache.transfers.without_room == 1
-    assert tree.evict(3) == 3
-
-
-def test_old_copies_make_room_for_new_ones() -> None:
-    tree = Tree(host=4)
-    for first in (1, 5):
-        tree.put(first, 2, 3)
-        tree.back_up(first, 2, 3)
-    tree.evict(30)
-    assert (tree.found(1, 2, 3), tree.found(5, 2, 3)) == ((0, 1), (0, 3))
-
-
 def test_a_leaf_with_a_copy_is_demoted_page_by_page_from_its_end() -> None:
     """Never more than needed: what stays is still on both tiers."""
     tree = Tree()
