@@ -243,6 +243,12 @@ class AdmissionRound:
             self._open &= missing < missing[row]
         return True
 
+    def set_aside(self, request: Request) -> None:
+        """``request`` waits for something else than room: others go before it, as they do before whoever waits for a relative."""
+        row = self._queue.order.row_of(request)
+        self._held[row] = True
+        self._open[row] = False
+
     def took(self, request: Request) -> None:
         """``request`` was admitted: its relatives may wait for it now."""
         order = self._queue.order

@@ -6,6 +6,7 @@ The order is the queue's; this is whether there is room.
 import math
 from typing import NamedTuple
 
+from prefixmesh.cache.base import RadixKey
 from prefixmesh.worker.admission import AdmissionQueue, AdmissionRound
 from prefixmesh.worker.kv_manager import KvManager
 from prefixmesh.worker.output_estimate import OutputEstimate
@@ -14,6 +15,7 @@ from prefixmesh.worker.prefill_share import share_out, would_get_on
 from prefixmesh.worker.request import Request
 from prefixmesh.worker.running_batch import RunningBatch
 from prefixmesh.worker.scheduler_config import SchedulerConfig
+from prefixmesh.worker.tiers.disk_fetches import DiskFetches
 
 
 class Admissions(NamedTuple):
@@ -34,8 +36,11 @@ class Admitter:
         batch: RunningBatch,
         queue: AdmissionQueue,
         estimate: OutputEstimate,
+        fetches: DiskFetches | None = None,
     ) -> None:
+        """``fetches`` sets those aside whose prefix comes from the disk."""
         self._config = config
+        self._fetches = fetches
         self._kv = kv
         self._batch = batch
         self._queue = queue
@@ -50,6 +55,11 @@ class Admitter:
         """Pages came back, or somebody came who may need fewer."""
         self._pages_short = False
 
+    def forget(self, request: Request) -> None:
+        """It is fetched for no longer: it was admitted, or has ended. O(1)."""
+        if self._fetches is not None:
+            self._fetches.forget(request.request_id)
+
     def admit(self, now: float) -> Admissions:
         """Admit whom this step has room for. O(1) when it has none; else O(queue) at numpy's speed, and a few looks into the cache
         for each that is admitted."""
@@ -63,6 +73,9 @@ class Admitter:
             request = admissions.pick()
             if request is None:
                 break
+            if self._is_fetched_for(request, now):
+                admissions.set_aside(request)
+                continue
             gets_on = self._gets_on(request)
             if gets_on:
                 expected = self.expected_pages(request)
@@ -70,6 +83,7 @@ class Admitter:
                     admissions.took(request)
                     self._batch.add(request)
                     request.promised_pages = expected
+                    self.forget(request)
                     running.append(self._growth(request))
                     started.append(request)
                     continue
@@ -93,6 +107,18 @@ class Admitter:
         dealt = list(zip(self._batch.prefilling, sizes, strict=True))
         self._stalled = {request for request, size in dealt if not size}
         return [(request, size) for request, size in dealt if size]
+
+    def _is_fetched_for(self, request: Request, now: float) -> bool:
+        if self._fetches is None:
+            return False
+
+        def key() -> RadixKey:
+            return request.match_key(self._kv.page_size)
+
+        if self._fetches.consider(request.request_id, key, request.owner, now):
+            return True
+        request.fetched = self._fetches.fetched(request.request_id)
+        return False
 
     def _has_no_room(self) -> bool:
         if not len(self._queue) or len(self._batch) >= self._config.max_running_requests:

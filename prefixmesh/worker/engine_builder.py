@@ -1,6 +1,9 @@
 """From an ``EngineConfig`` to an engine that is ready: the one place that joins model, pool, cache and scheduler."""
 
 from collections.abc import Callable
+from pathlib import Path
+
+import torch
 
 from prefixmesh.adapter_names import split_adapter_setting
 from prefixmesh.cache.base import PrefixCache
@@ -22,6 +25,8 @@ from prefixmesh.worker.model.open_model import OpenedModel, open_model
 from prefixmesh.worker.prefill_savings import PrefillShape
 from prefixmesh.worker.scheduler import Scheduler, SchedulerConfig
 from prefixmesh.worker.tiers.copies import Mover
+from prefixmesh.worker.tiers.disk_runs import DiskIdentity, KvLayout
+from prefixmesh.worker.tiers.disk_tier import DiskTier
 from prefixmesh.worker.tiers.keeper import Keeper, KeeperConfig
 
 
@@ -48,6 +53,8 @@ def build_engine(
     rates = EngineRates(
         prefill_tokens_per_s=opened.rates.prefill_tokens_per_s, decode_step_ms=opened.rates.decode_step_ms
     )
+    revision = model_revision(files)
+    disk = _open_disk(config, opened, revision, on_copied)
     host = PageAllocator(opened.sums.host_pages) if opened.sums.host_pages else None
     options = cache_options(config, recorder, host)
     cache = make_prefix_cache(config.prefix_cache, allocator, config.page_size, options)
@@ -66,12 +73,12 @@ def build_engine(
         allocator,
         cache,
         rates,
-        _open_keeper(config, opened, cache, rates, watch_mover),
+        _open_keeper(config, opened, cache, rates, watch_mover, disk),
     )
     desk = _open_desk(config, opened, progress)
     info = EngineInfo(
         model=files.name,
-        model_revision=model_revision(files),
+        model_revision=revision,
         vocab_size=opened.config.vocab_size,
         context_length=scheduler.token_limit,
         page_size=config.page_size,
@@ -80,7 +87,7 @@ def build_engine(
         max_running_requests=config.max_running_requests,
         prefix_cache=config.prefix_cache,
         device=str(opened.device),
-        dtype=str(opened.dtype).removeprefix("torch."),
+        dtype=_name(opened.dtype),
         eos_token_ids=opened.config.eos_token_ids,
         memory_sums=opened.sums.describe(),
         prefill_shape=PrefillShape.of(opened.config),
@@ -115,6 +122,7 @@ def _open_keeper(
     cache: PrefixCache,
     rates: EngineRates,
     watch_mover: Callable[[Mover], Mover] | None,
+    disk: DiskTier | None,
 ) -> Keeper | None:
     """The host tier's; None without one."""
     mover = opened.mover
@@ -130,7 +138,39 @@ def _open_keeper(
             write_policy=config.hicache_write_policy,
             load_back_ms_per_token=opened.load_back_ms_per_token or 0.0,
         ),
+        disk,
     )
+
+
+def _open_disk(
+    config: EngineConfig, opened: OpenedModel, revision: str, on_copied: Callable[[], None] | None
+) -> DiskTier | None:
+    """What stands behind the host tier; None without a folder for it."""
+    if config.disk_cache_dir is None or opened.host is None:
+        return None
+    layout = KvLayout(
+        dtype=_name(opened.dtype),
+        num_layers=opened.config.num_layers,
+        num_kv_heads=opened.config.num_kv_heads,
+        head_dim=opened.config.head_dim,
+        page_size=config.page_size,
+    )
+    try:
+        return DiskTier(
+            Path(config.disk_cache_dir),
+            DiskIdentity(revision=revision, layout=layout),
+            opened.host,
+            int(config.disk_cache_size * 2**30),
+            on_copied,
+        )
+    except BaseException:
+        if opened.mover is not None:
+            opened.mover.close()
+        raise
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _open_desk(

@@ -32,7 +32,7 @@ from prefixmesh.worker.framing import (
     encode_frame,
     receive_frame,
 )
-from prefixmesh.worker.messages import Event, StepEvents
+from prefixmesh.worker.messages import Event, Shutdown, StepEvents
 
 logger = logging.getLogger(__name__)
 
@@ -111,18 +111,24 @@ def _serve(settings: str, inbox: CommandInbox, outbox: "_Outbox") -> int:
     ):  # a bug, or a GPU that is lost: either way nobody is served any more, and an orderly exit might hang
         logger.exception("engine.failed")
         return EXIT_ENGINE_FAILED
+    core.close()
     return 0
 
 
 def _read_commands(connection: socket.socket, inbox: CommandInbox) -> None:
-    """Until the front is gone; then there is nobody to compute for."""
+    """Until the front is gone; then there is nobody to compute for. After ``Shutdown`` the main thread ends the process, once it has written
+    what outlives it, and the front sees to it that this does not take long."""
+    was_told = False
     try:
-        while (body := receive_frame(connection)) is not None:
-            inbox.put(decode_command(body), wait=True)
+        while not was_told and (body := receive_frame(connection)) is not None:
+            command = decode_command(body)
+            inbox.put(command, wait=True)
+            was_told = isinstance(command, Shutdown)
     except FrameError:
         logger.exception("engine.bad_frame")
     finally:
-        os._exit(EXIT_FRONT_GONE)
+        if not was_told:
+            os._exit(EXIT_FRONT_GONE)
 
 
 class _Outbox:

@@ -178,8 +178,6 @@ class KvManager:
         complete_pages = request.computed // self.page_size
         if complete_pages <= request.shared_pages or request.admitted_after_flushes != self._flushes:
             return
-        if request.load is not None:
-            return  # what stands before its own pages is not complete
         result = self._cache.insert(
             request.key(complete_pages * self.page_size),
             request.page_table[:complete_pages].copy(),
@@ -302,12 +300,14 @@ class KvManager:
             request.query.record(lookup)
 
     def _explain(self, request: Request, key: RadixKey, match: MatchResult) -> Lookup:
+        from_disk = request.fetched.within(match.matched_tokens)
         return self._misses.explain(
             key,
             request.length,
-            match.matched_tokens,
+            match.matched_tokens - from_disk,
             match.host_hit_length,
             last_fingerprint(match.last_host_node),
+            from_disk,
         )
 
     def _lock(self, request: Request, node: TreeNode) -> None:

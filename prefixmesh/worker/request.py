@@ -34,6 +34,7 @@ from prefixmesh.ids import Namespace
 from prefixmesh.worker.answer_grammar import AnswerGrammar
 from prefixmesh.worker.batch_plan import IntArray
 from prefixmesh.worker.messages import Ended, EndReason, EngineSampling, Submit
+from prefixmesh.worker.tiers.disk_fetches import NOTHING_FETCHED, FetchedRange
 from prefixmesh.worker.tiers.load_backs import Load
 from prefixmesh.worker.token_tally import TokenTally
 
@@ -116,6 +117,9 @@ class Request:
 
     loaded_tokens: int = 0
     """Of ``matched_tokens``, what came back from the host."""
+
+    fetched: FetchedRange = NOTHING_FETCHED
+    """What came from the disk for it, before its admission."""
 
     may_load: bool = True
     """False once a load-back has failed it: it computes instead."""

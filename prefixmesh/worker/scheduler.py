@@ -83,7 +83,8 @@ class Scheduler:
         self.preemptions = 0
         """How often a running request gave way, since the start."""
 
-        self._admitter = Admitter(config, self.kv, self._batch, self._queue, self.estimate)
+        fetches = None if keeper is None or keeper.disk is None else keeper.disk.fetches
+        self._admitter = Admitter(config, self.kv, self._batch, self._queue, self.estimate, fetches)
         self._load_backs: LoadBackDesk | None = None
         if keeper is not None:
             self._load_backs = LoadBackDesk(
@@ -243,6 +244,7 @@ class Scheduler:
             problem = f"{self._config.max_queued_requests} requests are waiting already"
             return self._full(command.request_id, problem, now)
         self._queue.remove(giving_way)
+        self._admitter.forget(giving_way)
         giving_way.phase = Phase.ENDED
         del self._requests[giving_way.request_id]
         problem = "its place in a full queue went to a request of higher priority"
@@ -351,6 +353,7 @@ class Scheduler:
             # What failed may be wrong: only what was complete before is kept then.
             self._release(request, keep=reason != "failed", now=now)
         self._queue.remove(request)
+        self._admitter.forget(request)
         if request.admitted_at is not None and request.max_tokens:
             # An abort counts as an end like any other: a stop string is one, and so is a caller who has read enough.
             self.estimate.ended(request.output_tokens, by_itself=reason in ("stop", "aborted"))
@@ -391,5 +394,6 @@ def _admitted(request: Request, load_back_ms: float) -> Admitted:
         cached_tokens=cached_tokens,
         queued_ms=(request.admitted_at - request.arrived_at) * _MS_PER_S,
         host_tokens=max(0, cached_tokens - on_device),
+        disk_tokens=min(cached_tokens, request.fetched.within(on_device)),
         load_back_ms=load_back_ms,
     )

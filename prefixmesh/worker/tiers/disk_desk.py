@@ -27,12 +27,12 @@ class DiskDesk:
         disk: Disk,
         engine: EngineRates,
         load_backs: LoadBackRates,
-        copy: Callable[[Fetch, Any], None],
+        copy: Callable[[Fetch, Any, float], None],
         *,
         device_pages: int,
         page_bytes: int,
     ) -> None:
-        """``copy`` begins to copy a buffer to a fetch's pages; ``copied`` is told of its end."""
+        """``copy`` begins to copy a buffer to a fetch's pages, now; ``copied`` is told of its end."""
         self._cache = cache
         self._disk = disk
         self._copy = copy
@@ -71,7 +71,7 @@ class DiskDesk:
             if isinstance(outcome, WriteDone):
                 self.writes.done(outcome)
             elif (began := self.fetches.was_read(outcome, now)) is not None:
-                self._copy(began.copy, began.buffer)
+                self._copy(began.copy, began.buffer, now)
         self.fetches.expire(now)
         self.fetches.pump()
         self.writes.pump()
@@ -99,8 +99,10 @@ class DiskDesk:
         self.writes.flushed()
 
     def counts(self) -> DiskCounts:
-        """The disk's. O(1)."""
-        return self._disk.counts()
+        """The disk's, and what was fetched from it. O(1)."""
+        return self._disk.counts()._replace(
+            fetched_tokens=self.fetches.fetched_tokens, recomputed_tokens=self.fetches.recomputed_tokens
+        )
 
     def close(self) -> None:
         """Write what waits to be written, within a bound of time, and let go of the folder."""

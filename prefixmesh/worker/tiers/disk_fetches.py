@@ -12,6 +12,7 @@ One fetch serves all who want the same next block: whoever comes after the first
 time than computing, by rates that are measured as they are of load-backs.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -169,7 +170,8 @@ class DiskFetches:
         """As measured; 0 before the first read."""
 
         self.fetched_tokens = 0
-        self.failed = 0
+        self.recomputed_tokens = 0
+        """Of prefixes that were to be fetched, and did not come; those that are not worth it are not among them."""
 
     @property
     def waiting(self) -> list[str]:
@@ -181,9 +183,9 @@ class DiskFetches:
         """Whether files are being read."""
         return bool(self._reads)
 
-    def consider(self, request_id: str, key: RadixKey, owner: str, now: float) -> bool:
+    def consider(self, request_id: str, key: Callable[[], RadixKey], owner: str, now: float) -> bool:
         """Whether a candidate is set aside, because its prefix comes from the disk. O(tokens) the first time, and after a fetch that it waited
-        for; else O(1)."""
+        for, when its ``key`` is asked for; else O(1)."""
         want = self._wants.get(request_id)
         if want is None:
             want = self._wants[request_id] = _Want()
@@ -191,7 +193,7 @@ class DiskFetches:
             return True
         if want.is_decided:
             return False
-        fetch = self._fetch_for(request_id, key, owner, now)
+        fetch = self._fetch_for(request_id, key(), owner, now)
         if fetch is None:
             want.is_decided = True
             return False
@@ -216,7 +218,7 @@ class DiskFetches:
     def expire(self, now: float) -> None:
         """Let those compute who have waited long enough. O(fetches)."""
         for fetch in [fetch for fetch in self._fetches.values() if now >= fetch.wait_until]:
-            self.failed += 1
+            self.recomputed_tokens += fetch.prefix.size_tokens
             self._release(fetch, is_over=True)
             self._give_up(fetch)
 
@@ -246,7 +248,7 @@ class DiskFetches:
             return None
         began = self._begin_copy(fetch, outcome, now) if outcome.size_tokens else None
         if began is None:
-            self.failed += 1
+            self.recomputed_tokens += fetch.prefix.size_tokens
             self._end(fetch, NOTHING_FETCHED)
         return began
 
@@ -260,7 +262,7 @@ class DiskFetches:
 
     def copy_failed(self, copy: Fetch) -> None:
         """It was not: they compute. O(fetches)."""
-        self.failed += 1
+        self.recomputed_tokens += len(copy.device_pages) * self._cache.page_size
         fetch = self._fetch_of(copy)
         if fetch is not None:
             self._end(fetch, NOTHING_FETCHED)

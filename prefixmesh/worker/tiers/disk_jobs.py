@@ -80,6 +80,11 @@ class DiskCounts(NamedTuple):
     """Put away: short, changed, malformed, of another prefix than their names say."""
 
     failed_writes: int = 0
+    fetched_tokens: int = 0
+    """Read, and brought to the device."""
+
+    recomputed_tokens: int = 0
+    """There, and computed all the same: a read or a copy failed or took too long, or there was no page for it."""
 
 
 class Disk(Protocol):

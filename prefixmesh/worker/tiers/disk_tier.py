@@ -45,8 +45,8 @@ MAX_PENDING_BYTES: Final = 256 * 2**20
 PENDING_SHARE: Final = 8
 """And at most one part in so many of the host pool, which must stay free to take other things."""
 
-CLOSE_WAIT_S: Final = 10.0
-"""For what is to be written when a worker ends; a supervisor gives it longer."""
+CLOSE_WAIT_S: Final = 3.0
+"""For what is to be written when a worker ends: less than an engine's process is given to end."""
 
 HEADER_BYTES: Final = 2048
 """More than the header of a file takes; what it takes is known once it is written."""

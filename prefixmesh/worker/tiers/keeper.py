@@ -8,20 +8,21 @@ flight until ``collect`` takes its outcome; nothing here waits but ``wait``.
 
     KvManager.commit ── inserted(node) ─► queue ─► begin_offload ─► mover ─► collect: finish_offload | abort_offload
     KvManager.admit ─── begin_load(match) ───────► begin_restore ─► mover ─► collect: finish_restore | fail_restore
+    DiskDesk ────────── what was read ───────────► begin_fetch ───► mover ─► collect: finish_fetch | fail_fetch
 
 What writes when follows SGLang's HiCache (write-through, write-through-selective, layer-wise loading); that a load-back is weighed
 against the prefill's curve, and that everything in flight is bounded in pages and in time, is ours. Without a host tier there is no
 keeper at all.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from prefixmesh.cache.base import MatchResult, RadixKey
 from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.radix_cache import RadixCache
-from prefixmesh.cache.transfers import Copy
+from prefixmesh.cache.transfers import Copy, Fetch
 from prefixmesh.config import HostWritePolicy
 from prefixmesh.errors import InvariantError
 from prefixmesh.tokens import TOKEN_BYTES
@@ -30,6 +31,8 @@ from prefixmesh.worker.messages import TierCounts
 from prefixmesh.worker.tiers.backups import MAX_QUEUED_BACKUPS, BackupQueue, missing_tokens
 from prefixmesh.worker.tiers.backups_in_flight import Backup, BackupsInFlight
 from prefixmesh.worker.tiers.copies import CANCELLED, CopyJob, Mover, Outcome
+from prefixmesh.worker.tiers.disk_desk import DiskDesk
+from prefixmesh.worker.tiers.disk_jobs import Disk, DiskCounts
 from prefixmesh.worker.tiers.load_back_rates import LoadBackRates
 from prefixmesh.worker.tiers.load_backs import MAX_STALL_MS, Load, is_worth_loading, queued_ms
 
@@ -49,6 +52,8 @@ STEP_WAIT_S: Final = 0.5
 
 STUCK_COPY_S: Final = 10.0
 """A copy that has not ended after so long is not counted on any more: whoever finds no room because of it is told so."""
+
+NO_DISK: Final = DiskCounts()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,8 +79,15 @@ class Keeper:
     * look at: ``is_copying``, ``backups``, ``may_free_pages``, ``counts``, ``check_invariants``
     """
 
-    def __init__(self, cache: RadixCache, mover: Mover, engine: EngineRates, config: KeeperConfig) -> None:
-        """``engine`` are the rates that load-backs are weighed against. ``cache`` must have a host tier."""
+    def __init__(
+        self,
+        cache: RadixCache,
+        mover: Mover,
+        engine: EngineRates,
+        config: KeeperConfig,
+        disk: Disk | None = None,
+    ) -> None:
+        """``engine`` are the rates that load-backs are weighed against. ``cache`` must have a host tier. ``disk`` is what stands behind it."""
         self._cache = cache
         self._mover = mover
         self._engine = engine
@@ -84,15 +96,28 @@ class Keeper:
         self.rates = LoadBackRates(
             token_bytes=mover.page_bytes / cache.page_size, ms_per_token=config.load_back_ms_per_token
         )
-        self.on_backed_up: Callable[[TreeNode], None] = _nobody
-        """Told of every node whose path has just become complete on the host."""
+        self.disk: DiskDesk | None = None
+        """What goes to the disk, and comes from there; None without one."""
 
+        if disk is not None:
+            self.disk = DiskDesk(
+                cache,
+                disk,
+                engine,
+                self.rates,
+                self._fetch,
+                device_pages=config.device_pages,
+                page_bytes=mover.page_bytes,
+            )
         self._max_copying_pages = max(
             1, min(config.device_pages // COPYING_SHARE, MAX_COPYING_BYTES // max(1, mover.page_bytes))
         )
         self._last_number = 0
         self.backups = BackupsInFlight()
         self._loads: dict[int, Load] = {}
+        self._fetches: dict[int, tuple[Fetch, float]] = {}
+        """What is copied from a buffer to the device, and since when."""
+
         self._outcomes: list[Outcome] = []
         """Taken from the mover, and not yet told to the tree."""
 
@@ -105,12 +130,12 @@ class Keeper:
 
     @property
     def is_copying(self) -> bool:
-        """Whether any job is in flight."""
-        return bool(len(self.backups) or self._loads)
+        """Whether any job is in flight, or a file is being read or written."""
+        return self._is_moving or (self.disk is not None and self.disk.is_busy)
 
     @property
     def copying_pages(self) -> int:
-        """Device pages that load-backs in flight own. O(copies)."""
+        """Device pages that load-backs and fetches in flight own. O(1)."""
         return self._cache.copying_pages
 
     def inserted(self, node: TreeNode) -> None:
@@ -134,6 +159,8 @@ class Keeper:
                 load.error = "the cache was flushed"
                 self._ended.append(load)
                 self.leave(load)
+        if self.disk is not None:
+            self.disk.flushed()
 
     def peek(self, key: RadixKey) -> int:
         """Tokens of ``key`` that an admission would not have to compute: those on the device, and those of the host if loading them
@@ -221,8 +248,10 @@ class Keeper:
 
     def has_work(self) -> bool:
         """Whether ``collect`` or ``pump`` has anything to do: asked where no request is left to be served."""
-        if not self._outcomes and self.is_copying:
+        if not self._outcomes and self._is_moving:
             self._outcomes = self._mover.take_done()
+        if self.disk is not None and self.disk.has_work():
+            return True
         return bool(self._outcomes or self._ended or (len(self._queue) and not len(self.backups)))
 
     def collect(self, now: float) -> list[Load]:
@@ -230,23 +259,30 @@ class Keeper:
         made useless. O(depth + pages) for each."""
         outcomes, self._outcomes = self._outcomes, []
         for outcome in (*outcomes, *self._mover.take_done()):
-            self._end(outcome)
+            self._end(outcome, now)
+        if self.disk is not None:
+            self.disk.collect(now)
         ended, self._ended = self._ended, []
         return ended
 
     def wait(self, at_most_s: float) -> None:
-        """Block until a copy has ended, or for so long."""
-        if not self._outcomes:
-            self._mover.wait_done(at_most_s)
+        """Block until a copy has ended, or for so long; where none is in flight, until the disk has done something."""
+        if self._is_moving or self.disk is None:
+            if not self._outcomes:
+                self._mover.wait_done(at_most_s)
+        else:
+            self.disk.wait(at_most_s)
 
     def may_free_pages(self, now: float) -> bool:
         """Whether a copy is in flight whose end may give pages back, of those that are not stuck. O(copies)."""
         jobs: list[Backup | Load] = [*self.backups, *self._loads.values()]
-        return any(now - job.began_at < STUCK_COPY_S for job in jobs)
+        began = [job.began_at for job in jobs] + [began_at for _, began_at in self._fetches.values()]
+        return any(now - began_at < STUCK_COPY_S for began_at in began)
 
     def counts(self) -> TierCounts:
         """What moved since the start, and what the host holds. O(copies)."""
         cache, host_pages = self._cache, self._config.host_pages
+        disk = NO_DISK if self.disk is None else self.disk.counts()
         return TierCounts(
             host_total_pages=host_pages,
             host_free_pages=host_pages - cache.host_pages - self.backups.pages,
@@ -255,34 +291,56 @@ class Keeper:
             backed_up_tokens=self._backed_up_tokens,
             dropped_tokens=self._dropped_tokens + self._queue.dropped_tokens,
             loaded_back_tokens=self._loaded_back_tokens,
-            recomputed_tokens=self._recomputed_tokens,
+            fetched_tokens=disk.fetched_tokens,
+            recomputed_tokens=self._recomputed_tokens + disk.recomputed_tokens,
             failed_copies=self._failed_copies,
-            copies_in_flight=len(self.backups) + len(self._loads),
+            copies_in_flight=len(self.backups) + len(self._loads) + len(self._fetches),
+            disk_tokens=disk.stored_tokens,
+            disk_bytes=disk.stored_bytes,
+            disk_written_tokens=disk.written_tokens,
+            disk_bad_files=disk.bad_files,
         )
 
     def close(self) -> None:
-        """End the mover."""
+        """End the disk, which reads the host's pages, then the mover."""
+        if self.disk is not None:
+            self.disk.close()
         self._mover.close()
 
     def check_invariants(self) -> None:
         """The tree and the keeper know of the same copies; raises InvariantError. O(copies)."""
         mine: set[Copy] = {backup.copy for backup in self.backups}
         mine |= {load.copy for load in self._loads.values()}
+        mine |= {fetch for fetch, _ in self._fetches.values()}
         if not mine <= set(self._cache.transfers.in_flight):
             raise InvariantError(f"Keeper: a copy in flight has ended in the tree: {self!r}")
         self.backups.check_invariants()
+        if self.disk is not None:
+            self.disk.fetches.check_invariants()
+
+    @property
+    def _is_moving(self) -> bool:
+        return bool(len(self.backups) or self._loads or self._fetches)
+
+    def _fetch(self, copy: Fetch, buffer: Any, now: float) -> None:
+        """Copy what came from elsewhere to the device."""
+        number = self._next_number()
+        self._fetches[number] = (copy, now)
+        self._mover.start(CopyJob(number=number, kind="fetch", device_pages=copy.device_pages, buffer=buffer))
 
     def _next_number(self) -> int:
         self._last_number += 1
         return self._last_number
 
     def _back_up(self, node: TreeNode, now: float) -> bool:
+        missing = missing_tokens(node) if node.pages else 0
         copy = self._cache.transfers.begin_offload(node)
-        if copy is None:
-            if node.pages:
-                self._dropped_tokens += missing_tokens(node)
+        if copy is None or copy.node is None:
+            self._dropped_tokens += missing
             return False
-        backup = Backup(self._next_number(), node, copy, now)
+        backup = Backup(self._next_number(), copy.node, copy, now)
+        # The host may have room for the front of it alone.
+        self._dropped_tokens += missing - backup.pages * self._cache.page_size
         self.backups.add(backup)
         self._mover.start(
             CopyJob(
@@ -294,7 +352,7 @@ class Keeper:
         )
         return True
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: Outcome, now: float) -> None:
         if outcome.error and outcome.error != CANCELLED:
             self._failed_copies += 1
         backup = self.backups.pop(outcome.number)
@@ -302,6 +360,10 @@ class Keeper:
             self._end_backup(backup, outcome)
         elif (load := self._loads.pop(outcome.number, None)) is not None:
             self._end_load(load, outcome)
+        elif (fetch := self._fetches.pop(outcome.number, None)) is not None and self.disk is not None:
+            result = self.disk.copied(fetch[0], outcome.error, now)
+            if result is not None:
+                self.inserted(result.last_device_node)
 
     def _end_backup(self, backup: Backup, outcome: Outcome) -> None:
         if outcome.error:
@@ -311,8 +373,8 @@ class Keeper:
         size_tokens = backup.pages * self._cache.page_size
         self._backed_up_tokens += size_tokens
         self.rates.offloaded(size_tokens, outcome.elapsed_s)
-        if backup.node.host_pages:
-            self.on_backed_up(backup.node)
+        if backup.node.host_pages and self.disk is not None:
+            self.disk.backed_up(backup.node)
 
     def _end_load(self, load: Load, outcome: Outcome) -> None:
         load.has_ended, load.elapsed_s = True, outcome.elapsed_s
@@ -331,7 +393,3 @@ class Keeper:
             f"<Keeper {len(self._queue)} queued | {len(self.backups)} backups, {len(self._loads)} load-backs in flight | "
             f"{self._backed_up_tokens} tokens backed up, {self._loaded_back_tokens} loaded back>"
         )
-
-
-def _nobody(node: TreeNode) -> None:
-    """Nothing stands behind the host."""
