@@ -178,6 +178,8 @@ class KvManager:
         complete_pages = request.computed // self.page_size
         if complete_pages <= request.shared_pages or request.admitted_after_flushes != self._flushes:
             return
+        if request.load is not None:
+            return  # what stands before its own pages is not complete
         result = self._cache.insert(
             request.key(complete_pages * self.page_size),
             request.page_table[:complete_pages].copy(),
