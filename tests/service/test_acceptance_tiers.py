@@ -37,7 +37,7 @@ def engine(model: Path, **changes: Any) -> EngineConfig:
         "dtype": "float32",
         "page_size": PAGE,
         "max_total_tokens": DEVICE_TOKENS,
-        "hicache_ratio": 16.0,
+        "hicache_ratio": 40.0,
         "threads": 1,
     }
     return EngineConfig(**(fields | changes))
@@ -106,11 +106,13 @@ async def test_what_the_device_gave_up_comes_back_from_the_host_with_the_same_an
     assert told.tiers.failed_copies == 0
 
 
-@pytest.mark.slow
-async def test_cold_warm_and_restored_answers_are_the_same(worker: Worker) -> None:
+@pytest.mark.parametrize(
+    "count", [pytest.param(24, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.deep)]
+)
+async def test_cold_warm_and_restored_answers_are_the_same(worker: Worker, count: int) -> None:
     """F44: each prompt is asked for three times, the third time after the device gave it up; a third of the last is really restored."""
     rng = np.random.default_rng(7)
-    prompts = [some_tokens(100 + number, int(rng.integers(40, 240))) for number in range(24)]
+    prompts = [some_tokens(100 + number, int(rng.integers(40, 240))) for number in range(count)]
     answers = [[await ask(worker, prompt), await ask(worker, prompt)] for prompt in prompts]
     for prompt, told in zip(prompts, answers, strict=True):
         told.append(await ask(worker, prompt))
