@@ -38,7 +38,9 @@ def test_every_job_gives_the_bytes_of_a_copy_page_by_page(
     expected = pools.snapshot()
     expected.copy(job)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_copies, "BLOCK_BYTES", block_rows * pools.host.page_bytes // (2 * pools.layers))
+        row_bytes = pools.host.page_bytes // (2 * pools.layers)
+        patch.setattr(row_copies, "MIN_RUN_BYTES", 3 * row_bytes)
+        patch.setattr(row_copies, "BLOCK_BYTES", block_rows * row_bytes)
         run(pools, job)
     expected.check(pools)
 

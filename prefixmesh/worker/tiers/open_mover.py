@@ -1,5 +1,7 @@
 """The mover for the device that a pool is on, and what it is measured to do there."""
 
+import time
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -29,9 +31,10 @@ def staging_bytes(device: torch.device) -> int:
     return 2 * BLOCK_BYTES if device.type == "cpu" else STAGING_BYTES
 
 
-def open_mover(pool: KVPool, host: HostPool) -> ThreadMover:
-    """A mover between the two, its thread running."""
-    return ThreadMover(RowCopies(pool, host) if pool.device.type == "cpu" else CudaCopies(pool, host))
+def open_mover(pool: KVPool, host: HostPool, clock: Callable[[], float] = time.perf_counter) -> ThreadMover:
+    """A mover between the two, its thread running. ``clock`` is what outcomes are timed by, on that thread."""
+    copies = RowCopies(pool, host) if pool.device.type == "cpu" else CudaCopies(pool, host)
+    return ThreadMover(copies, clock=clock)
 
 
 def load_back_ms_per_token(mover: ThreadMover, pool: KVPool, host: HostPool) -> float:

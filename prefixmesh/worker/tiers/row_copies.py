@@ -6,8 +6,8 @@ each would cost more than its bytes. They are made by few calls over index array
 
 - Rows are numpy items of their whole size, so that an index moves a row by one memmove. (Torch's ``index_copy_`` walks a row element by
   element: a third of the speed.) Such calls let other threads have the interpreter, and use one core: the others belong to the model.
-- Pages are copied in the order in which they lie on the device. Where that leaves long runs of neighbours, rows are gathered right
-  into their place; else into a block that stays in the core's cache, and from there to their places.
+- Pages are copied in the order in which they lie on the device. Long runs of neighbours are gathered right into their place; all others
+  into a block that stays in the core's cache, and from there to their places.
 """
 
 import itertools
@@ -30,8 +30,8 @@ BLOCK_BYTES: Final = 256 * 2**10
 PIECE_BYTES: Final = 8 * 2**20
 """Of an offload, between two looks at what else is to be done: about a millisecond."""
 
-MIN_RUN: Final = 8
-"""Neighbours on average from which on a call for each run is cheaper than copying twice."""
+MIN_RUN_BYTES: Final = 24 * 2**10
+"""Rows of neighbours from which on a call of their own, some 5 microseconds, is cheaper than copying them twice."""
 
 Rows = npt.NDArray[np.void]
 Indices = npt.NDArray[np.intp]
@@ -52,7 +52,8 @@ class RowCopies:
         self._device = self._rows_of(pool.storage)
         self._host = self._rows_of(host.storage)
         self._host_pages = self._host.view(np.dtype((np.void, self.page_bytes)))
-        self._block: Rows = np.empty(max(1, BLOCK_BYTES // row_bytes), self._row)
+        pair = np.dtype((np.void, 2 * row_bytes))
+        self._pairs_block: Rows = np.empty(max(1, BLOCK_BYTES // pair.itemsize), pair)
         self._pages_block: Rows = np.empty(max(1, BLOCK_BYTES // self.page_bytes), self._host_pages.dtype)
 
     def fence(self) -> None:
@@ -104,27 +105,29 @@ class RowCopies:
             source, wanted = self._rows_of(job.buffer), np.arange(pages, dtype=np.int32)
         check_pages(job.device_pages, self._pool.num_pages, wanted, pages)
         device, host = _by_device(job.device_pages, wanted)
-        first, runs = host * self._parts, _runs(device)
+        runs, others = _runs(device, MIN_RUN_BYTES // self._row.itemsize)
+        pairs, first = source.view(self._pairs_block.dtype), host * self.num_layers
+        by_layer = self._device.reshape(self.num_layers, 2, self._device_pages)
         for layer in range(self.num_layers):
-            for part in (2 * layer, 2 * layer + 1):
-                into = self._device[part * self._device_pages : (part + 1) * self._device_pages]
-                self._bring_rows(source, first + part, into, device, runs)
+            for start, end in runs:
+                place = int(device[start])
+                for part in (0, 1):
+                    rows = 2 * (first[start:end] + layer) + part
+                    into = by_layer[layer, part, place : place + end - start]
+                    np.take(source, rows, out=into, mode="clip")
+            self._scatter(pairs, first[others] + layer, by_layer[layer], device[others])
             yield
 
-    def _bring_rows(
-        self, source: Rows, rows: Indices, into: Rows, places: Indices, runs: list[tuple[int, int]]
-    ) -> None:
-        """``into[places] = source[rows]``; ``runs`` are the ranges of ``places`` that are neighbours."""
-        if len(places) >= MIN_RUN * len(runs):
-            for start, end in runs:
-                place = int(places[start])
-                np.take(source, rows[start:end], out=into[place : place + end - start], mode="clip")
-            return
-        for start in range(0, len(places), len(self._block)):
-            some = places[start : start + len(self._block)]
-            block = self._block[: len(some)]
-            np.take(source, rows[start : start + len(some)], out=block, mode="clip")
-            into[some] = block
+    def _scatter(self, source: Rows, wanted: Indices, layer: Rows, places: Indices) -> None:
+        """A layer's keys and values, which lie side by side in the ``source``, to places that are no neighbours."""
+        block = self._pairs_block
+        for start in range(0, len(places), len(block)):
+            some = places[start : start + len(block)]
+            pairs = block[: len(some)]
+            np.take(source, wanted[start : start + len(block)], out=pairs, mode="clip")
+            rows = pairs.view(self._row).reshape(-1, 2)
+            for part in (0, 1):
+                layer[part, some] = rows[:, part]
 
     def _rows_of(self, storage: torch.Tensor) -> Rows:
         """All rows of a contiguous tensor, in their order; a view."""
@@ -138,13 +141,15 @@ def _by_device(device: PageIndices, others: npt.NDArray[Any]) -> tuple[Indices, 
     return device[order].astype(np.intp), others[order].astype(np.intp)
 
 
-def _runs(places: Indices) -> list[tuple[int, int]]:
-    """Ranges in which each place is the one before and one."""
-    if not len(places):
-        return []
+def _runs(places: Indices, least: int) -> tuple[list[tuple[int, int]], Indices]:
+    """Ranges of ``places`` that are runs of more than ``least`` neighbours, and where all others are."""
     breaks = np.flatnonzero(np.diff(places) != 1) + 1
     bounds = [0, *breaks.tolist(), len(places)]
-    return list(itertools.pairwise(bounds))
+    runs = [(start, end) for start, end in itertools.pairwise(bounds) if end - start > least]
+    alone = np.ones(len(places), np.bool_)
+    for start, end in runs:
+        alone[start:end] = False
+    return runs, np.flatnonzero(alone)
 
 
 def _as_slice(places: Indices) -> slice | None:
