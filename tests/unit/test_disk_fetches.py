@@ -236,6 +236,29 @@ def test_a_request_that_ends_while_its_pages_are_copied_leaves_them_cached(stage
     assert stage.at_rest()
 
 
+def test_somebody_who_computes_its_beginning_meanwhile_leaves_the_rest_to_be_copied(stage: Stage) -> None:
+    key = long_key(40)
+    stage.disk.keep(key)
+    assert stage.consider("r", key)
+    stage.compute(long_key(12))
+    stage.disk.finish_read()
+    stage.collect()
+    assert stage.copies[0][1] == list(range(12, 40, PAGE))
+    stage.end_copy()
+    assert stage.fetches.fetched("r") == FetchedRange(12, 40)
+
+
+def test_who_waited_with_others_for_what_did_not_come_computes_too(stage: Stage) -> None:
+    key = long_key(40)
+    stage.disk.keep(key)
+    assert stage.consider("first", key)
+    assert stage.consider("second", key)
+    stage.disk.finish_read(size_tokens=0)
+    stage.collect()
+    assert not stage.consider("first", key)
+    assert not stage.consider("second", key)
+
+
 def test_somebody_who_computes_it_meanwhile_makes_the_fetch_unneeded(stage: Stage) -> None:
     key = long_key(40)
     stage.disk.keep(key)
@@ -314,6 +337,22 @@ def test_a_disk_that_is_slower_than_computing_is_read_no_more_until_it_may_be_qu
     while not stage.consider(f"r{asked}", second):
         asked += 1
     assert 50 < asked < 500
+
+
+def test_a_long_first_read_is_waited_for_as_long_as_it_may_take(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        disk_fetches, "GUESSED_BYTES_PER_S", 40 * LAYOUT.page_bytes / PAGE
+    )  # a second for 40 tokens
+    stage = Stage()
+    key = long_key(40)
+    stage.disk.keep(key)
+    assert stage.consider("r", key)
+    assert stage.consider("r", key, 3.9)
+    assert stage.fetches.waiting == ["r"]
+    stage.collect(4.1)
+    assert not stage.consider("r", key, 4.1)
 
 
 def test_a_disk_that_hangs_holds_those_up_who_came_first_and_nobody_after(stage: Stage) -> None:

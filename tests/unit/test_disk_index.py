@@ -171,8 +171,8 @@ def test_behind_a_public_boundary_the_tail_has_names_of_its_own() -> None:
     public = public_boundary(OTHER_NAMESPACE, tokens[: 12 * 4], page_size=2, block_size=4)
     assert public is not None
     mine = public.key(NAMESPACE, tokens)
+    runs = [run_of(names(mine), first, last, LAYOUT) for first, last in index.missing(names(mine))]
     keep(index, mine)
-    runs = [run_of(names(mine), first, last, LAYOUT) for first, last in [(0, 3), (3, 6)]]
     assert [run.namespace for run in runs] == [
         OTHER_NAMESPACE,
         tail_namespace(NAMESPACE, public.fingerprint),

@@ -170,6 +170,18 @@ def test_what_was_used_last_is_kept_over_a_restart(tmp_path: Path) -> None:
     smaller.close()
 
 
+def test_of_a_conversation_that_grows_the_end_goes_first(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path, max_bytes=40_000)
+    for size in (32, 64, 96):
+        store(tier, long_key(size))
+    for first in (1000, 2000, 3000):
+        store(tier, long_key(32, first=first))
+    left = found(tier, long_key(96))
+    assert left is not None
+    assert left.end_tokens == 64
+    tier.close()
+
+
 def full_disk(*_: object) -> int:
     raise OSError(28, "No space left on device")
 

@@ -41,6 +41,9 @@ PATIENCE: Final = 4.0
 FIXED_MS: Final = 2.0
 """What a fetch costs however little it brings: a thread's turn, a file to open, and being seen between two steps, twice."""
 
+GUESSED_BYTES_PER_S: Final = 2e8
+"""Before the first read: how long that is waited for, and nothing else. A disk that is slower is found out by it."""
+
 WEIGHT: Final = 0.3
 """Of the newest read in the moving average: a disk's cache makes reads differ, and the last few count."""
 
@@ -157,6 +160,7 @@ class DiskFetches:
         self._disk = disk
         self._engine = engine
         self._load_backs = load_backs
+        self._guessed_ms_per_token = page_bytes / cache.page_size / GUESSED_BYTES_PER_S * _MS_PER_S
         self._max_reading_pages = max(1, MAX_READING_BYTES // max(1, page_bytes))
         self._max_pages = max(1, min(device_pages // PAGES_SHARE, self._max_reading_pages))
         self._wants: dict[str, _Want] = {}
@@ -313,7 +317,8 @@ class DiskFetches:
         return expected_ms < compute_ms
 
     def _fetch_ms(self, size_tokens: int) -> float:
-        return FIXED_MS + self.disk_ms_per_token * size_tokens + self._load_backs.restore_ms(size_tokens)
+        read_ms_per_token = self.disk_ms_per_token or self._guessed_ms_per_token
+        return FIXED_MS + read_ms_per_token * size_tokens + self._load_backs.restore_ms(size_tokens)
 
     def _pages(self, fetch: DiskFetch) -> int:
         return fetch.prefix.size_tokens // self._cache.page_size
