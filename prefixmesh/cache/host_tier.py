@@ -6,6 +6,7 @@ nodes that have one, not by every operation.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from prefixmesh.cache.eviction import EvictionPolicy
 from prefixmesh.cache.node import INDEX_BYTES, TreeNode, unpack_pages
@@ -13,6 +14,19 @@ from prefixmesh.cache.owners import OwnerLines, Payer, Quota
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.receipts import LockReceipt
 from prefixmesh.errors import DoubleReleaseError
+
+
+class HostFigures(NamedTuple):
+    """Where the pages of the host tier are: the last four are all there is."""
+
+    total: int
+    free: int
+    evictable: int
+    """Readable copies that could go for anybody."""
+    protected: int
+    """Readable copies that a copy in flight, a pin or a floor keeps."""
+    copying: int
+    """Destinations of backups in flight."""
 
 
 class HostTier:

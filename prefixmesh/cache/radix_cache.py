@@ -23,7 +23,7 @@ from prefixmesh.cache.eviction import EvictionPolicy
 from prefixmesh.cache.evictor import Evictor
 from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE
 from prefixmesh.cache.grower import Grower
-from prefixmesh.cache.host_tier import HostTier
+from prefixmesh.cache.host_tier import HostFigures, HostTier
 from prefixmesh.cache.invariants import broken_rule, check_radix, owned_pages, summary
 from prefixmesh.cache.node import (
     INDEX_BYTES,
@@ -165,8 +165,22 @@ class RadixCache:
 
     @property
     def host_protected_pages(self) -> int:
-        """Those of them that a copy in flight protects. O(1)."""
+        """Those of them that a copy in flight or a pin protects. O(1)."""
         return 0 if self._host is None else self._host.protected_pages
+
+    @property
+    def host_figures(self) -> HostFigures:
+        """Where the host tier's pages are; all 0 without one. O(1), O(floors) with quotas."""
+        host, transfers = self._host, self._transfers
+        if host is None or transfers is None:
+            return HostFigures(0, 0, 0, 0, 0)
+        return HostFigures(
+            total=host.allocator.total_pages,
+            free=host.allocator.free_pages,
+            evictable=host.evictable_for(NOBODY),
+            protected=host.cached_pages - host.evictable_for(NOBODY),
+            copying=transfers.destination_pages(Tier.HOST),
+        )
 
     @property
     def double_releases(self) -> int:

@@ -77,6 +77,8 @@ class Tree:
         cache, device = self.cache, self.device
         cached = cache.evictable_pages + cache.protected_pages + cache.copying_pages
         assert device.free_pages + cached == device.total_pages
+        figures = cache.host_figures
+        assert sum(figures[1:]) == figures.total == self.host.total_pages
         owned = cache.owned_pages(Tier.HOST)
         self.host.check_invariants({"cache": owned})
 

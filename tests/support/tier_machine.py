@@ -294,6 +294,9 @@ class TierMachine(CacheMachine):
         cut_off = len(self.model.cut_off[Tier.HOST])
         assert self.cache.host_pages == len(host) + cut_off
         assert self.cache.host_protected_pages == len(locked) + cut_off
+        figures = self.cache.host_figures
+        assert sum(figures[1:]) == figures.total == self.host_total
+        assert figures.free == self.host_pool.free_pages
         assert self.cache.copying_pages == sum(len(job.copy.copied) for job in self.coming())
 
     def check_contents(self) -> None:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from prefixmesh.cache.host_tier import HostFigures
+from prefixmesh.cache.owners import Quota
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.radix_cache import RadixCache
 from prefixmesh.errors import DoubleReleaseError, InternalError
@@ -235,8 +237,24 @@ def test_a_pinned_node_is_not_demoted_and_a_restored_one_is_held() -> None:
     tree.check_at_rest()
 
 
+def test_the_hosts_figures_say_where_its_pages_are() -> None:
+    """Free, ready to go, kept, and on their way: all there is at every moment, without looking at a node."""
+    tree = Tree(host=10, host_quotas={"acme": Quota(floor_pages=2)})
+    tree.put(1, 2, 3)
+    tree.back_up(1, 2, 3)
+    tree.put(5, 6, owner="acme")
+    tree.back_up(5, 6)
+    tree.put(1, 2, 7, 8)
+    copy = tree.cache.transfers.begin_offload(tree.match(1, 2, 7, 8).last_device_node)
+    assert copy is not None
+    assert tree.cache.host_figures == HostFigures(total=10, free=3, evictable=1, protected=4, copying=2)
+    tree.cache.transfers.finish_offload(copy)
+    assert tree.cache.host_figures == HostFigures(total=10, free=3, evictable=5, protected=2, copying=0)
+
+
 def test_a_cache_without_a_host_tier_says_so() -> None:
     cache = RadixCache(PageAllocator(4), 1)
+    assert cache.host_figures == HostFigures(0, 0, 0, 0, 0)
     with pytest.raises(InternalError, match="no host tier"):
         _ = cache.transfers
     assert cache.evict_host(3) == 0
