@@ -13,7 +13,14 @@ def seen(**columns: Any) -> RivalView:
     nothing = (0, 0, 0)
     defaults: dict[str, Any] = dict.fromkeys(RivalView._fields, nothing)
     held = columns.get("held_blocks", columns.get("device_blocks", nothing))
-    defaults |= {"prompt_blocks": 10, "turn": 0, "chance": 0.0, "held_blocks": held}
+    defaults |= {
+        "block_tokens": 8,
+        "prompt_tokens": 80,
+        "prompt_blocks": 10,
+        "turn": 0,
+        "chance": 0.0,
+        "held_blocks": held,
+    }
     return RivalView(**(defaults | columns))
 
 
@@ -90,3 +97,10 @@ def test_backlog_takes_least_to_be_computed_before_the_first_token_and_the_first
     assert takers("backlog", held_blocks=(8, 0, 0), prefill_blocks=(7.5, 0, 0)) == {0}
     assert takers("backlog", held_blocks=(8, 0, 0), prefill_blocks=(8.5, 0, 0)) == {1}
     assert takers("backlog") == {0}
+
+
+def test_backlog_counts_the_rest_of_a_prompt_by_its_tokens() -> None:
+    """Ten blocks of which the last has one token: who holds all of it saves one token more than who holds nine."""
+    waits = (1.5 / 8, 0, 0)
+    assert takers("backlog", prompt_tokens=73, held_blocks=(10, 9, 9), prefill_blocks=waits) == {1}
+    assert takers("backlog", prompt_tokens=80, held_blocks=(10, 9, 9), prefill_blocks=waits) == {0}

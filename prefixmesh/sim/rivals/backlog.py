@@ -10,5 +10,8 @@ from prefixmesh.sim.rivals.view import RivalView
 
 def backlog(view: RivalView) -> int:
     """See the module. Of equals the first. O(workers)."""
-    costs = [waiting - held for waiting, held in zip(view.prefill_blocks, view.held_blocks, strict=True)]
+    costs = [
+        waiting * view.block_tokens - min(held * view.block_tokens, view.prompt_tokens)
+        for waiting, held in zip(view.prefill_blocks, view.held_blocks, strict=True)
+    ]
     return costs.index(min(costs))

@@ -11,6 +11,8 @@ from typing import NamedTuple
 class RivalView(NamedTuple):
     """One request, and every worker by its place."""
 
+    block_tokens: int
+    prompt_tokens: int
     prompt_blocks: int
     """Of the request, its rest that fills none among them."""
 

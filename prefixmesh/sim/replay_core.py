@@ -1,0 +1,261 @@
+"""Our router in a replay: the real ``RouterCore`` (index, views, predictions, reservations, cost) told what real workers would tell.
+
+Each worker's news are events of its cache, numbered, in the order in which things happen, and a report a tenth of a second after the first
+thing that it does not tell of yet, or after a second without any. They arrive at once. What passes through a router it sees itself: when a
+request begins, has its first token and ends. A view that is not the cache raises InvariantError, as its own proof finds it.
+"""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Final
+
+from prefixmesh.cache.events import CacheSummary, Event, Removed, SnapshotPart, Stored
+from prefixmesh.cache.fingerprint import FINGERPRINT_VERSION
+from prefixmesh.cache.tier import Tier
+from prefixmesh.errors import InvariantError
+from prefixmesh.ids import Epoch, Incarnation, RequestId, WorkerId
+from prefixmesh.proto.cache_news import EventBatch, News
+from prefixmesh.proto.codec import PROTOCOL_VERSION
+from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.placement import Placement, RouteRequest
+from prefixmesh.router.policy import PolicyConfig
+from prefixmesh.router.routing import RouterCore
+from prefixmesh.router.worker_identity import Expected, Rates, WorkerFacts
+from prefixmesh.router.worker_view import Need
+from prefixmesh.sim.kernel import Simulation, Timer
+from prefixmesh.sim.replay_cache import Change
+from prefixmesh.sim.replay_routers import ReplayRouter
+from prefixmesh.sim.replay_worker import Job, ReplayWorker
+from prefixmesh.sim.timing import TimingModel
+from prefixmesh.worker_report import PagePool, WorkerReport
+
+REPORT_INTERVAL_S: Final = 0.1
+"""The usual one of a small fleet."""
+
+SILENT_REPORT_S: Final = 1.0
+"""A worker of which nothing is new reports so often here, which is often enough to be believed."""
+
+REVIEW_S: Final = 0.25
+"""How often time alone is looked at, as the real shell does."""
+
+MAX_INDEX_BLOCKS: Final = 4_000_000
+"""More than any fleet that is replayed holds: what a bound costs is another question."""
+
+_REVISION: Final = "replayed"
+_EPOCH: Final = Epoch(1)
+_ANSWER_MEAN_WEIGHT: Final = 0.05
+"""Of the newest in the mean length of answers: some twenty count."""
+
+
+class CoreRouter(ReplayRouter):
+    """See the module. ``policy`` may name any of the router's own policies."""
+
+    def __init__(
+        self,
+        sim: Simulation,
+        workers: Sequence[ReplayWorker],
+        policy: PolicyConfig,
+        rng: Random,
+        *,
+        block_size: int,
+        chunk_tokens: int,
+    ) -> None:
+        self._sim = sim
+        self.core = RouterCore(
+            Expected(
+                model_revision=_REVISION,
+                tokenizer_digest=_REVISION,
+                protocol_version=PROTOCOL_VERSION,
+                fingerprint_version=FINGERPRINT_VERSION,
+                block_size=block_size,
+            ),
+            policy,
+            block_size=block_size,
+            max_tree_blocks=MAX_INDEX_BLOCKS,
+            draw=lambda: rng.getrandbits(64),
+        )
+        self._placements: dict[int, Placement] = {}
+        self._news = [
+            _WorkerNews(sim, self.core, worker, block_size, chunk_tokens, place)
+            for place, worker in enumerate(workers)
+        ]
+        self._place_of = {news.endpoint: place for place, news in enumerate(self._news)}
+        sim.call_later(REVIEW_S, self._review)
+
+    def route(self, job: Job) -> int:
+        """See ``ReplayRouter.route``."""
+        request = job.request
+        placement = self.core.route(
+            RouteRequest(
+                fingerprints=job.names,
+                prompt_tokens=request.input_length,
+                max_tokens=request.output_length,
+            ),
+            self._sim.now,
+            request_id=RequestId(str(job.number)),
+        )
+        self._placements[job.number] = placement
+        return self._place_of[placement.endpoint]
+
+    def begun(self, job: Job) -> None:
+        """See ``Listener.begun``."""
+        self.core.accepted(self._placements[job.number], job.cached_tokens, self._sim.now)
+        self._news[job.worker].begun(job)
+
+    def first_token(self, job: Job) -> None:
+        """See ``Listener.first_token``."""
+        self.core.first_token(self._placements[job.number], self._sim.now)
+        self._news[job.worker].first_token(job)
+
+    def ended(self, job: Job) -> None:
+        """See ``Listener.ended``."""
+        named = [[*job.names, *job.answer_names]] if job.answer_names else []
+        self.core.finished(self._placements.pop(job.number), self._sim.now, named)
+        self._news[job.worker].ended(job)
+
+    def changed(self, worker: int, changes: Sequence[Change]) -> None:
+        """See ``Listener.changed``."""
+        self._news[worker].changed(changes)
+
+    def _review(self) -> None:
+        self.core.tick(self._sim.now)
+        self.core.view.take_changes()
+        self._sim.call_later(REVIEW_S, self._review)
+
+
+class _WorkerNews:
+    """What one worker tells."""
+
+    def __init__(
+        self,
+        sim: Simulation,
+        core: RouterCore,
+        worker: ReplayWorker,
+        block_size: int,
+        chunk_tokens: int,
+        place: int,
+    ) -> None:
+        self.endpoint = Endpoint(f"worker-{place}")
+        self._sim = sim
+        self._core = core
+        self._worker = worker
+        self._block_size = block_size
+        self._rates = _rates(worker.timing, chunk_tokens)
+        self._incarnation = Incarnation(place + 1)
+        self._sequence = 0
+        self._accepted: list[str] = []
+        self._prefilled: list[str] = []
+        self._ended: list[str] = []
+        self._answer_tokens = 0.0
+        now = sim.now
+        core.add_worker(self.endpoint, now)
+        core.described(self.endpoint, self._facts(place), now)
+        core.health_changed(self.endpoint, serving=True)
+        core.fleet.opened(self.endpoint, REPORT_INTERVAL_S, now)
+        self._tell(SnapshotPart(_EPOCH, 0, Tier.DEVICE, (), last=True))
+        self._is_soon = False
+        self._timer: Timer
+        self._report()
+
+    def begun(self, job: Job) -> None:
+        """See ``Listener``; so with the next three."""
+        self._accepted.append(str(job.number))
+        self._report_soon()
+
+    def first_token(self, job: Job) -> None:
+        self._prefilled.append(str(job.number))
+        self._report_soon()
+
+    def ended(self, job: Job) -> None:
+        self._ended.append(str(job.number))
+        length = job.request.output_length
+        share = _ANSWER_MEAN_WEIGHT if self._answer_tokens else 1.0
+        self._answer_tokens += share * (length - self._answer_tokens)
+        self._report_soon()
+
+    def changed(self, changes: Sequence[Change]) -> None:
+        events: list[Event] = []
+        for change in changes:
+            if change.came:
+                events.append(Stored(_EPOCH, 0, change.tier, change.parent, tuple(change.came)))
+            if change.went:
+                events.append(Removed(_EPOCH, 0, change.tier, tuple(change.went)))
+        first = self._sequence + 1
+        self._sequence += len(events)
+        self._tell(EventBatch([event._replace(sequence=n) for n, event in enumerate(events, first)]))
+        self._report_soon()
+
+    def _tell(self, news: News) -> None:
+        need = self._core.stream_news(self.endpoint, self._incarnation, news, self._sim.now)
+        if need is not Need.NOTHING:
+            raise InvariantError(
+                f"the router's view of {self.endpoint} is not its cache: {self._core.view!r}"
+            )
+
+    def _report_soon(self) -> None:
+        if not self._is_soon:
+            self._is_soon = True
+            self._timer.cancel()
+            self._timer = self._sim.call_later(REPORT_INTERVAL_S, self._report)
+
+    def _report(self) -> None:
+        worker, rates = self._worker, self._rates
+        cache, block_size = worker.cache, self._block_size
+        in_use = min(len(cache), -(-int(worker.running_tokens) // block_size))
+        report = WorkerReport(
+            summary=CacheSummary(_EPOCH, self._sequence, tuple(cache.state(tier) for tier in Tier)),
+            device_pool=PagePool(
+                total_pages=cache.total_blocks,
+                free_pages=cache.total_blocks - len(cache),
+                evictable_pages=len(cache) - in_use,
+                protected_pages=in_use,
+            ),
+            running_requests=worker.in_flight - worker.queued,
+            queued_requests=worker.queued,
+            uncached_tokens=round(worker.waiting_tokens),
+            uncached_squares=round(worker.waiting_squares),
+            answer_tokens=round(self._answer_tokens),
+            token_interval_ms=worker.step_ms,
+            prefill_ms_per_token=rates.prefill_ms_per_token,
+            prefill_ms_per_token2=rates.prefill_ms_per_token2,
+            decode_step_ms=worker.step_ms,
+            load_back_ms_per_token=rates.load_back_ms_per_token,
+            accepted=tuple(self._accepted),
+            prefilled=tuple(self._prefilled),
+            ended=tuple(self._ended),
+            own_requests=worker.in_flight,
+        )
+        self._accepted, self._prefilled, self._ended = [], [], []
+        self._is_soon = False
+        self._tell(report)
+        self._timer = self._sim.call_later(SILENT_REPORT_S, self._report)
+
+    def _facts(self, place: int) -> WorkerFacts:
+        return WorkerFacts(
+            worker_id=WorkerId(self.endpoint),
+            incarnation=self._incarnation,
+            model=_REVISION,
+            model_revision=_REVISION,
+            tokenizer_digest=_REVISION,
+            protocol_version=PROTOCOL_VERSION,
+            fingerprint_version=FINGERPRINT_VERSION,
+            context_length=1 << 30,
+            max_running_requests=0,
+            match_unit=1,
+            page_size=self._block_size,
+            block_size=self._block_size,
+            total_tokens=self._worker.cache.total_blocks * self._block_size,
+            rates=self._rates,
+        )
+
+
+def _rates(timing: TimingModel, chunk_tokens: int) -> Rates:
+    """What a worker of such timing measures of itself: its prefill's curve has the steps' own time in it."""
+    linear = timing.prefill_ms_per_token + timing.step_ms / chunk_tokens
+    return Rates(
+        prefill_tokens_per_s=1e3 / linear,
+        decode_step_ms=timing.decode_step_ms(1, 1),
+        prefill_ms_per_token=linear,
+        prefill_ms_per_token2=timing.prefill_ms_per_token2,
+        load_back_ms_per_token=timing.load_back_ms_per_token,
+    )

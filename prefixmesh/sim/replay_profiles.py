@@ -1,0 +1,67 @@
+"""How fast the workers of a replay are: profiles by name, or from a file that says where its figures come from.
+
+Those with a name are by arithmetic from a roofline and are not measured (``timing``). A file is one JSON object::
+
+    {"source": "prefixmesh bench engine, 4 cores", "timing": {"step_ms": 11.0, "prefill_ms_per_token": 0.9, ...}}
+
+with the fields of ``TimingModel``.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from prefixmesh.errors import ConfigError
+from prefixmesh.sim.timing import H100_8B, H100X2_70B, TimingModel
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """A timing model and where it is from."""
+
+    source: str
+    timing: TimingModel
+
+
+_ROOFLINE: Final = (
+    "by arithmetic from a roofline, half of each of 990 TFLOP/s and 3.35 TB/s a card reached, not measured"
+)
+
+H100X8_70B: Final = TimingModel(
+    step_ms=10.4,
+    prefill_ms_per_token=0.0354,
+    prefill_ms_per_token2=0.331e-6,
+    decode_ms_per_sequence=0.0354,
+    decode_ms_per_kv_token=2.45e-5,
+    load_back_ms_per_token=0.00128,
+    offload_ms_per_token=0.00128,
+)
+"""A model of 70 billion parameters in bfloat16 on eight H100, which is ``H100X2_70B`` with four times the cards; what they have to tell each
+other is left out. Each card copies its own share of a token's 320 KiB of KV over its own lanes at 32 GB/s."""
+
+DRAIN_8: Final = TimingModel(step_ms=0.0, prefill_ms_per_token=0.125)
+"""Of no machine: prompts are computed at 8 tokens a millisecond whatever their length, and answers take no time."""
+
+PROFILES: Final[Mapping[str, Profile]] = {
+    "h100-8b": Profile(source=f"8 billion parameters on one H100, {_ROOFLINE}", timing=H100_8B),
+    "h100x2-70b": Profile(source=f"70 billion parameters on two H100, {_ROOFLINE}", timing=H100X2_70B),
+    "h100x8-70b": Profile(source=f"70 billion parameters on eight H100, {_ROOFLINE}", timing=H100X8_70B),
+    "drain-8": Profile(
+        source="8 prompt tokens a millisecond, answers in no time: a yardstick", timing=DRAIN_8
+    ),
+}
+
+
+def read_profile(name_or_path: str) -> Profile:
+    """A profile by its name, or of a file. Raises ConfigError for what is neither, and for a file that is none."""
+    profile = PROFILES.get(name_or_path)
+    if profile is not None:
+        return profile
+    path = Path(name_or_path)
+    if not path.is_file():
+        raise ConfigError(f"profile: {name_or_path!r} is neither a file nor one of {', '.join(PROFILES)}")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Profile)
+    except (OSError, msgspec.DecodeError, ConfigError) as error:
+        raise ConfigError(f"profile {path}: {error}") from error

@@ -1,0 +1,178 @@
+"""The replay's worker: when prompts are computed and answers end, by the timing model, and what each finds."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from prefixmesh.ids import Fingerprint
+from prefixmesh.sim.kernel import Simulation
+from prefixmesh.sim.replay_cache import BlockCache, Change
+from prefixmesh.sim.replay_worker import Job, ReplayWorker
+from prefixmesh.sim.timing import TimingModel
+from prefixmesh.sim.workload import WorkloadRequest
+
+BLOCK, CHUNK = 10, 100
+TIMING = TimingModel(step_ms=5.0, prefill_ms_per_token=0.1, decode_ms_per_sequence=1.0)
+
+
+class Scene:
+    """One worker, and what it tells."""
+
+    def __init__(
+        self, timing: TimingModel = TIMING, *, blocks: int = 1000, host: int = 0, at_once: bool = False
+    ) -> None:
+        self.sim = Simulation(0)
+        self.told: list[str] = []
+        self.worker = ReplayWorker(
+            self.sim,
+            0,
+            BlockCache(blocks, host),
+            timing,
+            self,
+            block_size=BLOCK,
+            chunk_tokens=CHUNK,
+            at_once=at_once,
+        )
+        self._jobs = 0
+
+    def ask(self, names: Sequence[int], output: int = 1, *, rest: int = 0, answer: Sequence[int] = ()) -> Job:
+        request = WorkloadRequest(
+            arrival_ms=0, input_length=BLOCK * len(names) + rest, output_length=output, block_ids=tuple(names)
+        )
+        self._jobs += 1
+        job = Job(self._jobs, request, list(map(Fingerprint, names)), list(map(Fingerprint, answer)))
+        job.arrived_at = self.sim.now
+        self.worker.take(job)
+        return job
+
+    def run(self) -> None:
+        self.sim.run_until_idle()
+        worker = self.worker
+        assert (worker.in_flight, worker.waiting_tokens, worker.waiting_squares) == (0, 0, 0)
+        assert worker.running_tokens == pytest.approx(0.0, abs=1e-6)
+
+    def begun(self, job: Job) -> None:
+        self.told.append(f"begun {job.number}")
+
+    def first_token(self, job: Job) -> None:
+        self.told.append(f"first {job.number}")
+
+    def ended(self, job: Job) -> None:
+        self.told.append(f"ended {job.number}")
+
+    def changed(self, worker: int, changes: Sequence[Change]) -> None:
+        self.told.append(f"{sum(len(change.came) for change in changes)} blocks")
+
+
+def waited_ms(job: Job) -> float:
+    return 1e3 * (job.first_token_at - job.arrived_at)
+
+
+def test_prompt_takes_its_chunks_and_their_steps() -> None:
+    scene = Scene()
+    job = scene.ask(range(25))
+    scene.run()
+    assert waited_ms(job) == pytest.approx(250 * 0.1 + 3 * 5.0)
+    assert job.ended_at == job.first_token_at
+    assert scene.told == ["begun 1", "25 blocks", "first 1", "ended 1"]
+
+
+def test_answer_takes_a_step_a_token_after_the_first() -> None:
+    scene = Scene()
+    job = scene.ask(range(10), output=11)
+    scene.run()
+    assert 1e3 * (job.ended_at - job.first_token_at) == pytest.approx(10 * (5.0 + 1.0))
+
+
+def test_request_without_an_answer_ends_with_its_prompt() -> None:
+    scene = Scene()
+    job = scene.ask(range(10), output=0)
+    scene.run()
+    assert job.ended_at == job.first_token_at > 0
+
+
+def test_prompts_are_computed_in_turn_and_share_what_those_before_them_left() -> None:
+    scene = Scene()
+    first, second = scene.ask(range(20)), scene.ask([*range(20), 30])
+    assert scene.worker.held([Fingerprint(name) for name in range(20)]) == (20, 20)
+    assert scene.worker.waiting_tokens == pytest.approx(200 + 10)
+    scene.run()
+    assert (first.cached_tokens, second.cached_tokens) == (0, 200)
+    assert waited_ms(second) - waited_ms(first) == pytest.approx(1.0 + 5.0)
+
+
+def test_last_token_is_always_computed() -> None:
+    scene = Scene()
+    scene.ask(range(10))
+    again = scene.ask(range(10))
+    scene.run()
+    assert (again.cached_tokens, again.uncached_tokens) == (99, 1)
+
+
+def test_rest_that_has_a_name_is_found_by_its_tokens() -> None:
+    scene = Scene()
+    request = WorkloadRequest(arrival_ms=0, input_length=13, output_length=1, block_ids=(1, 2))
+    jobs = [Job(number, request, [Fingerprint(1), Fingerprint(2)], []) for number in range(2)]
+    for job in jobs:
+        scene.worker.take(job)
+    scene.run()
+    assert [job.cached_tokens for job in jobs] == [0, 12]
+
+
+def test_steps_are_longer_while_others_decode_and_for_them_while_one_prefills() -> None:
+    scene = Scene()
+    decoding = scene.ask(range(10), output=21)
+    prefilling = scene.ask(range(20, 40), output=1)
+    scene.run()
+    both_ms = 2 * (5.0 + 10.0 + 1.0)
+    assert 1e3 * (prefilling.first_token_at - decoding.first_token_at) == pytest.approx(both_ms)
+    assert 1e3 * (decoding.ended_at - decoding.first_token_at) == pytest.approx(both_ms + 18 * 6.0)
+
+
+def test_kv_that_grows_makes_steps_longer() -> None:
+    scene = Scene(TimingModel(step_ms=1.0, prefill_ms_per_token=0.1, decode_ms_per_kv_token=0.01))
+    job = scene.ask(range(10), output=101)
+    other = scene.ask(range(20, 30), output=51)
+    scene.run()
+    assert 1e3 * (other.ended_at - other.first_token_at) / 50 > 1.0 + 200 * 0.01
+    assert 1e3 * (job.ended_at - job.first_token_at) / 100 > 1.0 + 100 * 0.01
+
+
+def test_answer_is_found_by_the_next_turn() -> None:
+    scene = Scene()
+    scene.ask(range(10), output=21, answer=[50, 51])
+    scene.run()
+    following = scene.ask([*range(10), 50, 51, 60])
+    scene.run()
+    assert following.cached_tokens == 120
+
+
+def test_host_blocks_are_loaded_where_that_is_quicker_than_computing() -> None:
+    quick = TimingModel(step_ms=0.0, prefill_ms_per_token=0.1, load_back_ms_per_token=0.02)
+    slow = TimingModel(step_ms=0.0, prefill_ms_per_token=0.1, load_back_ms_per_token=0.1)
+    for timing, found, took_ms in ((quick, (0, 40), 40 * 0.02 + 10 * 0.1), (slow, (0, 0), 50 * 0.1)):
+        scene = Scene(timing, blocks=5, host=100)
+        scene.ask(range(4))
+        scene.ask(range(20, 25))
+        scene.run()
+        job = scene.ask([*range(4), 99])
+        scene.run()
+        assert (job.device_tokens, job.host_tokens) == found
+        assert waited_ms(job) == pytest.approx(took_ms)
+
+
+def test_at_once_means_that_who_is_sent_later_finds_what_was_sent_before_in_whole() -> None:
+    scene = Scene(at_once=True)
+    scene.ask(range(10))
+    again = scene.ask(range(10))
+    assert again.cached_tokens == 100
+    scene.run()
+
+
+def test_work_is_that_of_all_that_was_sent() -> None:
+    scene = Scene()
+    scene.ask(range(10), output=5)
+    scene.ask(range(10), output=5)
+    scene.run()
+    assert scene.worker.work_ms == pytest.approx(101 * 0.1 + 2 * 5 * 1.0)
+    assert scene.worker.prompt_tokens == 200
