@@ -1,8 +1,9 @@
 """``scripts/gpu_check``: everything that only a GPU can show, in one run of under 5 minutes, as one record. Without Ray.
 
-Compares the attention backends, measures what a cascade and what recorded decode steps gain, and runs the tests marked ``gpu``. A part
-that cannot run here says why and does not fail the check; one that goes wrong does. Exit code 0: all that ran is well; 1: something is
-wrong; 2: no CUDA device, nothing was run. ``--device cpu`` runs the same code small on a CPU: it tries the check, not the machine.
+Compares the attention backends, measures what a cascade and what recorded decode steps gain, and how fast KV moves between the tiers, and
+runs the tests marked ``gpu``. A part that cannot run here says why and does not fail the check; one that goes wrong does. Exit code 0: all
+that ran is well; 1: something is wrong; 2: no CUDA device, nothing was run. ``--device cpu`` runs the same code small on a CPU: it tries the
+check, not the machine.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from typing import Any, Final
 import click
 import torch
 
+from prefixmesh.bench.gpu_copies import copy_rates
 from prefixmesh.bench.gpu_measure import (
     NotRunError,
     Sizes,
@@ -137,6 +139,15 @@ def _measure(check: _Check, sizes: Sizes, device: torch.device) -> None:
     check.part(f"{name}: attention of a decode step, {requests}", lambda: (cascade_gain(sizes, device), ""))
     check.part(f"{name}: decoding at {sizes.context} tokens", lambda: decode_speed(sizes, device))
     check.part(f"{name}: prefill", lambda: (prefill_speed(sizes, device), ""))
+    check.part(f"{name}: copies between the tiers", lambda: (_copies(sizes, device), ""))
+
+
+def _copies(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    options: dict[str, Any] = {"tokens": sizes.prompt_tokens, "repeats": sizes.repeats}
+    return [
+        row for size in sizes.page_sizes for row in copy_rates(sizes.shape, size, dtype, device, **options)
+    ]
 
 
 def _machine(device: torch.device) -> dict[str, Any]:

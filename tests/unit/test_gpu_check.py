@@ -30,15 +30,17 @@ def test_on_a_cpu_it_records_what_ran_and_why_the_rest_did_not(tmp_path: Path) -
     code, record = check(tmp_path)
     assert code == 0
     parts = {part["name"].split(":")[1].split(",")[0].strip(): part for part in record["parts"]}
-    agree, attention, decoding, prefill = parts.values()
+    agree, attention, decoding, prefill, copies = parts.values()
     assert agree["status"] == "not run"
     assert "CUDA device" in agree["note"]
-    assert [part["status"] for part in (attention, decoding, prefill)] == ["ran"] * 3
+    assert [part["status"] for part in (attention, decoding, prefill, copies)] == ["ran"] * 4
     assert {row["page size"] for row in attention["figures"]} == {1, 16}
     assert all(row["plain ms"] > 0 and row["cascade ms"] > 0 for row in attention["figures"])
     assert [row["sequences"] for row in decoding["figures"]] == list(ON_A_CPU.batches)
     assert all(row["computed tokens/s"] > 0 and row["replayed ms"] is None for row in decoding["figures"])
     assert prefill["figures"][0]["tokens/s"] > 0
+    assert len(copies["figures"]) == 8
+    assert all(row["GB/s"] > 0 and row["of a plain copy"] > 0 for row in copies["figures"])
     assert record["machine"]["torch"] == torch.__version__
     written = (tmp_path / "gpu_check.md").read_text()
     assert "| sequences | computed ms |" in written
@@ -64,7 +66,7 @@ def test_a_part_that_goes_wrong_fails_the_check_and_the_rest_goes_on(
     monkeypatch.setattr(gpu_check, "cascade_gain", broken)
     code, record = check(tmp_path)
     assert code == EXIT_FAILED
-    assert [part["status"] for part in record["parts"]] == ["not run", "failed", "ran", "ran"]
+    assert [part["status"] for part in record["parts"]] == ["not run", "failed", "ran", "ran", "ran"]
     assert record["parts"][1]["note"] == "RuntimeError: out of memory"
 
 
