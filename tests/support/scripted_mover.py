@@ -11,7 +11,7 @@ from tests.support.fake_model import FakeModel, Slot
 
 LAYERS = 2
 
-_Content = tuple[Slot | None, bytes | None]
+Content = tuple[Slot | None, bytes | None]
 
 
 class ScriptedMover:
@@ -22,7 +22,7 @@ class ScriptedMover:
     def __init__(self, model: FakeModel, page_size: int, host_pages: int) -> None:
         self._model = model
         self._page_size = page_size
-        self._host: list[_Content] = [(None, None)] * (host_pages * page_size)
+        self._host: list[Content] = [(None, None)] * (host_pages * page_size)
         self.holds: set[CopyKind] = set()
         self.elapsed_s = 0.001
         """Of each copy."""
@@ -59,6 +59,10 @@ class ScriptedMover:
         """End a job well, or all; with ``error``, copy and say that it went wrong."""
         for which in list(self.jobs) if number is None else [number]:
             job = self.jobs.pop(which)
+            if job.kind == "fetch":
+                self._fill(job)
+                self._done.append(Outcome(which, self.elapsed_s, error))
+                continue
             for slot, host in self._slots(job):
                 if job.kind == "offload":
                     self._host[host] = self._model._slots[slot], self._model._namespaces[slot]
@@ -69,7 +73,7 @@ class ScriptedMover:
     def fail(self, number: int, error: str = "broken") -> None:
         """End a job badly: its destination holds nobody's KV."""
         job = self.jobs.pop(number)
-        for slot, host in self._slots(job):
+        for slot, host in self._slots(job) if job.kind != "fetch" else ():
             if job.kind == "offload":
                 self._host[host] = None, None
             else:
@@ -112,6 +116,16 @@ class ScriptedMover:
 
     def close(self) -> None:
         self.closed = True
+
+    def host_page(self, page: int) -> list[Content]:
+        """What a page of the host holds, slot by slot: a page of a fetch's buffer is such a list."""
+        return self._host[page * self._page_size : (page + 1) * self._page_size]
+
+    def _fill(self, job: CopyJob) -> None:
+        for page, held in zip(job.device_pages.tolist(), job.buffer, strict=True):
+            for offset, content in enumerate(held):
+                slot = page * self._page_size + offset
+                self._model._slots[slot], self._model._namespaces[slot] = content
 
     def _slots(self, job: CopyJob) -> Iterator[tuple[int, int]]:
         assert job.host_pages is not None

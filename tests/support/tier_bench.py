@@ -1,6 +1,6 @@
 """An engine's core with a host tier over the fake model, driven step by step; invariants are checked after each."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.messages import Admitted, Ended, Event, TokensOut
 from prefixmesh.worker.request import Request
 from prefixmesh.worker.scheduler import Scheduler, SchedulerConfig, Step
+from prefixmesh.worker.tiers.disk_jobs import Disk
 from prefixmesh.worker.tiers.keeper import Keeper, KeeperConfig
 from tests.support.fake_model import FAKE_VOCAB, FakeModel, expected_output
 from tests.support.scheduling import ENGINE_INFO, NAMESPACE_A, submit_command
@@ -59,9 +60,11 @@ class TierBench:
         rates: EngineRates | None = None,
         options: dict[str, Any] | None = None,
         keeper: dict[str, Any] | None = None,
+        disk: Callable[[ScriptedMover], Disk] | None = None,
         **config: Any,
     ) -> None:
-        """``rates`` are never measured anew: without any, all load-backs are worth it. ``keeper`` are further fields of ``KeeperConfig``."""
+        """``rates`` are never measured anew: without any, all load-backs are worth it. ``keeper`` are further fields of ``KeeperConfig``, ``disk`` makes
+        what stands behind the host."""
         rates = rates or EngineRates()
         self.allocator, self.host = PageAllocator(device_pages), PageAllocator(host_pages)
         recorder = CacheRecorder()
@@ -80,6 +83,7 @@ class TierBench:
             KeeperConfig(
                 device_pages=device_pages, host_pages=host_pages, write_policy=write_policy, **(keeper or {})
             ),
+            None if disk is None else disk(self.mover),
         )
         defaults: dict[str, Any] = {
             "max_running_requests": 8,
