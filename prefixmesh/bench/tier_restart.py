@@ -8,16 +8,20 @@ import shutil
 import statistics
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 
 from prefixmesh.bench.tier_stage import Stage, TierEngine
 from prefixmesh.model_files.source import resolve_model
+
+POOL_PREFIXES: Final = 2.25
+"""Of those asked for, in the device's pool: at most half of its pages are fetched for one prompt."""
 
 
 def take_restart(stage: Stage) -> None:
     """Shares and first tokens after a restart."""
     effort = stage.effort
     prefix_tokens = effort.prefix_tokens
-    pool = stage.whole_pages(1.25 * effort.restart_prefixes * (prefix_tokens + effort.own_tokens))
+    pool = stage.whole_pages(POOL_PREFIXES * effort.restart_prefixes * (prefix_tokens + effort.own_tokens))
     with TemporaryDirectory(prefix="prefixmesh-bench-") as name:
         folder = str(Path(name) / "cache")
         tiers = {"max_total_tokens": pool, "hicache_ratio": 1.25, "disk_cache_dir": folder}

@@ -1,19 +1,24 @@
-"""What a caller sees of the host tier, with a real engine behind real sockets: what the device gave up comes back, with the
+"""What a caller sees of the host and disk tiers, with a real engine behind real sockets: what the device gave up comes back, with the
 same answer."""
 
+import shutil
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from prefixmesh.config import EngineConfig
+from prefixmesh import fleet_secret
+from prefixmesh.config import EngineConfig, WorkerConfig
 from prefixmesh.errors import ConfigError
+from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2 as control_pb
+from prefixmesh.worker.server import WorkerServer
 from tests.support.router_kit import token_request
-from tests.support.servers import Answer, Worker, eventually, real_worker
+from tests.support.servers import Answer, Worker, eventually, real_worker, running_worker
 from tests.support.tiny_model import VOCAB_SIZE, TinyShape, make_tiny_model
 
 GREEDY = pb.Sampling(temperature=0, max_tokens=6, ignore_eos=True)
@@ -51,6 +56,11 @@ async def worker(model: Path) -> AsyncIterator[Worker]:
 
 def some_tokens(seed: int, count: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(3, VOCAB_SIZE, count)]
+
+
+def life(settings: EngineConfig, secret: FleetSecret) -> AbstractAsyncContextManager[Worker]:
+    """One life of a worker of a fleet with this secret."""
+    return running_worker(WorkerServer(WorkerConfig(engine=settings, in_process=True), secret), secret)
 
 
 async def ask(worker: Worker, ids: Sequence[int]) -> Answer:
@@ -127,7 +137,8 @@ async def test_cold_warm_and_restored_answers_are_the_same(worker: Worker, count
 
 
 async def test_an_idle_worker_completes_its_backups_and_gives_their_locks_back(worker: Worker) -> None:
-    """F54: after one request nobody calls; what the device has is on the host soon, and nothing is locked."""
+    """F54: after one request none follows; what the device has is on the host soon, and nothing is locked. (Who looks does call: that the
+    loop needs no call either, ``unit/test_tier_backups.py`` holds.)"""
     await ask(worker, some_tokens(2, 20 * PAGE))
 
     async def is_backed_up() -> bool:
@@ -163,3 +174,32 @@ async def test_a_host_tier_that_does_not_fit_is_refused_at_start_with_the_sums(m
     told = str(refused.value)
     for part in ("weights", "KV", "host tier", "staging", "hicache_size=1e+06", "MiB are free"):
         assert part in told
+
+
+@pytest.mark.slow
+async def test_a_worker_that_starts_again_finds_its_prefixes_on_the_disk(model: Path, tmp_path: Path) -> None:
+    """At least nine tenths of the prefix, for the same answer; a worker with another revision of the model finds nothing (F33)."""
+    folder = tmp_path / "cache"
+    settings = engine(model, disk_cache_dir=str(folder))
+    secret = (
+        fleet_secret.generate()
+    )  # a fleet's is in a file, and the same in each life: namespaces are made with it
+    prompt = some_tokens(4, 30 * PAGE)  # at most half of the device's pages are fetched for one prompt
+    async with life(settings, secret) as worker:
+        cold = await ask(worker, prompt)
+
+        async def is_written() -> bool:
+            return (await describe(worker)).tiers.disk_written_tokens >= 0.9 * len(prompt)
+
+        await eventually(is_written, PATIENCE_S)
+    async with life(settings, secret) as worker:
+        warm = await ask(worker, prompt)
+        await rest(worker)
+    other = Path(shutil.copytree(model, tmp_path / "other"))
+    config = other / "config.json"
+    config.write_text(config.read_text() + "\n")  # the same weights under another revision
+    async with life(engine(other, disk_cache_dir=str(folder)), secret) as worker:
+        foreign = await ask(worker, prompt)
+    assert warm.started.cached_tokens.disk >= 0.9 * len(prompt)
+    assert warm.token_ids == cold.token_ids == foreign.token_ids
+    assert list(foreign.started.cached_tokens.ListFields()) == []

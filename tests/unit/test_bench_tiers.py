@@ -87,6 +87,13 @@ def test_decode_steps_are_taken_with_backups_and_without(config: EngineConfig) -
     assert told["longest_beside"]["notes"]["backed_up_bytes"] > 0
 
 
+@pytest.mark.slow
+def test_a_restart_finds_the_prefix_and_another_revision_does_not(config: EngineConfig) -> None:
+    told = take(config, "restart")
+    assert told["restart_share"]["met"] is True
+    assert told["other_revision"] == told["other_revision"] | {"median": 0.0, "met": True}
+
+
 def test_every_figure_comes_out_of_one_part_and_every_part_can_be_asked_for() -> None:
     assert [name for part in PARTS.values() for name in part] == list(FIGURES)
     assert parts() == list(PARTS) == list(TAKE)
