@@ -4,7 +4,7 @@
 
 *Own*: the prefill that stands before the request there, a wait for a free place or free pages where there are none, the prefill of what
 is not cached, the load-back of what is on the host, the load of its adapter. *Added*: the prefill that need not have been done, the
-useful KV evicted to make room (with a host tier no more than its load-back), the slowing of the answers being decoded there. Every term is derived in ``docs/router.md``.
+useful KV evicted to make room (to a host tier, only as far as that is full, too), the slowing of the answers being decoded there. Every term is derived in ``docs/router.md``.
 
 A selfish cost scatters a shared prefix over all workers; pure affinity piles everything on one.
 """
@@ -124,6 +124,17 @@ class Costs(NamedTuple):
         )
 
 
+class _Cached(NamedTuple):
+    """What counts as cached."""
+
+    counted: Column
+    load_back: Column | None
+    """Milliseconds to bring the host's part of it to the device; None where nobody would. So with the next."""
+
+    loaded: Column | None
+    """Tokens of that part: they take room on the device as those do that are computed."""
+
+
 def decode_work_ms(columns: FleetColumns, row: int, max_tokens: int | None, branches: int) -> float:
     """Milliseconds that an answer, or each of several, is expected to add to the steps that it shares with others: arithmetic, of which a
     token that is decoded takes as much as one of a prompt. A caller's limit bounds its length from above."""
@@ -147,7 +158,7 @@ def weigh(
     """Every able row's cost of a request; ``able`` is None where all are. O(rows)."""
     standing = columns.standing(spill_weight)
     rates = standing.rates
-    counted, load_back = _cached(columns, rates, matches, demand.prompt_tokens)
+    counted, load_back, loaded = _cached(columns, rates, matches, demand.prompt_tokens)
     whole = np.array(float(demand.prompt_tokens))
     uncached = whole - counted
     prefill = whole + counted
@@ -158,9 +169,8 @@ def weigh(
         np.copyto(prefill, _UNABLE_MS, where=~able)
     # What a request needs where nothing is cached: where so much is free, nothing goes; where so much can be, nobody waits for pages.
     most = demand.prompt_tokens + ANSWER_TOKENS * demand.branches
-    needed = (
-        uncached + np.array(float(ANSWER_TOKENS * demand.branches)) if most > columns.least_free else None
-    )
+    added = uncached + np.array(float(ANSWER_TOKENS * demand.branches)) if most > columns.least_free else None
+    needed = added if added is None or loaded is None else added + loaded
     lacks = most > columns.least_room_now
     wait, crowding, met = standing.wait, standing.crowding, standing.cost
     if lacks or demand.branches > 1:
@@ -168,7 +178,9 @@ def weigh(
         crowding = crowding * demand.branches
         met = wait + spill_weight * crowding
     load = None if demand.not_resident is None else rates.adapter_load * demand.not_resident
-    eviction = None if needed is None else _eviction(columns, rates, needed, lacks=lacks)
+    eviction = (
+        None if added is None or needed is None else _eviction(columns, rates, needed, added, lacks=lacks)
+    )
     if load is not None:
         # As far as anyone knows another adapter has to go for it.
         pushed_out = load * ADAPTER_CHAIN
@@ -186,18 +198,18 @@ def weigh(
 
 def _cached(
     columns: FleetColumns, rates: RateColumns, matches: MatchedTokens, prompt_tokens: int
-) -> tuple[Column, Column | None]:
+) -> "_Cached":
     """What counts as cached, and what loading the host's part of it back costs. That part is loaded wherever it is cheaper than to compute
     it, and counts nowhere else."""
     device = _countable(columns, matches, matches.device, prompt_tokens)
     if matches.total is matches.device:
-        return device, None
+        return _Cached(device, None, None)
     total = _countable(columns, matches, matches.total, prompt_tokens)
     beyond = total - device
     loading = beyond * load_back_ms(rates)
     computing = (rates.linear + rates.quadratic * (total + device)) * beyond
     loads = loading < computing
-    return np.where(loads, total, device), loading * loads
+    return _Cached(np.where(loads, total, device), loading * loads, beyond * loads)
 
 
 def _countable(columns: FleetColumns, matches: MatchedTokens, held: Column, prompt_tokens: int) -> Column:
@@ -225,17 +237,28 @@ def _wait(columns: FleetColumns, rates: RateColumns, needed: Column) -> Column:
     return wait
 
 
-def _eviction(columns: FleetColumns, rates: RateColumns, needed: Column, *, lacks: bool) -> Column:
-    """What getting back the useful part of the KV that goes to make room would cost: computing it, or loading it back where it stays on the
-    host and that is cheaper. Only where pages lack can less go than should."""
-    eviction = needed - columns.free_tokens
+def _eviction(
+    columns: FleetColumns, rates: RateColumns, needed: Column, added: Column, *, lacks: bool
+) -> Column:
+    """What getting back the useful part of the KV that goes to make room would cost. Only where pages lack can less go than should.
+    ``needed`` is on the device; what is ``added`` of it was on no tier before."""
+    gone = needed - columns.free_tokens
     if lacks:
-        np.minimum(eviction, columns.evictable_tokens, out=eviction)
-    np.maximum(eviction, _NOTHING, out=eviction)
-    if columns.some_demote:
-        kept = np.minimum(load_back_ms(rates), rates.linear)
-        eviction *= np.where(columns.demotes > _NOTHING, kept, rates.linear)
-    else:
-        eviction *= rates.linear
+        np.minimum(gone, columns.evictable_tokens, out=gone)
+    np.maximum(gone, _NOTHING, out=gone)
+    eviction = _demotion(columns, rates, added, gone) if columns.some_demote else gone * rates.linear
     eviction *= _EVICTED_USE
+    return eviction
+
+
+def _demotion(columns: FleetColumns, rates: RateColumns, added: Column, gone: Column) -> Column:
+    """The same where some workers have a host tier, before the share of it that is of use. What the device gives up stays on the host and is
+    loaded back from there, or computed where that is cheaper. But the host has a copy of all that the device holds, the new request's too;
+    when it is full, as much goes from its other end, and that is gone."""
+    lost = added - columns.host_free_tokens
+    np.minimum(lost, columns.host_evictable_tokens, out=lost)
+    np.maximum(lost, _NOTHING, out=lost)
+    demoted = gone * np.minimum(load_back_ms(rates), rates.linear)
+    demoted += lost * rates.linear
+    eviction: Column = np.where(columns.demotes > _NOTHING, demoted, gone * rates.linear)
     return eviction

@@ -31,7 +31,7 @@ ANSWER_TOKENS: Final = 64
 """How long an answer is expected to be that nobody knows anything of."""
 
 
-_COLUMNS: Final = 18
+_COLUMNS: Final = 20
 
 
 BOTH_SIDES: Final = 2
@@ -94,6 +94,10 @@ class FleetColumns:
 
     demotes: Column
     """1 where what the device gives up stays on the host, else 0."""
+
+    host_free_tokens: Column
+    host_evictable_tokens: Column
+    """Of the host tier; both 0 without one."""
 
     answer_tokens: Column
     """How long an answer is expected to become there: the mean of those that ended last."""
@@ -212,11 +216,20 @@ class FleetColumns:
         self.wait_steps_per_token[row] = length / max(self.pool_tokens.item(row) - room, length)
         self._least_free = self._least_room_now = None
 
-    def set_host_tier(self, row: int, *, demotes: bool) -> None:
-        """Whether a worker has a host tier: then what its device gives up for others is not gone."""
-        if self.demotes[row] != demotes:
-            self.demotes[row] = demotes
+    def set_host_pool(self, row: int, *, free_tokens: int, evictable_tokens: int) -> None:
+        """A worker has a host tier, with so much room: what its device gives up for others is not gone."""
+        if not self.demotes[row]:
+            self.demotes[row] = 1.0
             self._some_demote = None
+        self.host_free_tokens[row] = free_tokens
+        self.host_evictable_tokens[row] = evictable_tokens
+
+    def forget_host_pool(self, row: int) -> None:
+        """A worker has no host tier, as far as it has told."""
+        if self.demotes[row]:
+            self.demotes[row] = 0.0
+            self._some_demote = None
+        self.host_free_tokens[row] = self.host_evictable_tokens[row] = 0.0
 
     def set_answers(self, row: int, *, tokens: int, token_interval_ms: float) -> None:
         """Mean length of the answers that ended last on a worker, and the time from token to token; 0: not known. What load and pool say
@@ -306,7 +319,7 @@ class FleetColumns:
         self.set_answers(row, tokens=0, token_interval_ms=0.0)
         self.set_load(row, in_flight=0, waiting_prefill_ms=0.0, decode_work_ms=0.0)
         self.forget_pool(row)
-        self.set_host_tier(row, demotes=False)
+        self.forget_host_pool(row)
         self.trust[row] = 0.0
         self.name_hash[row] = 0
 
@@ -331,6 +344,8 @@ class FleetColumns:
             self.room_now,
             self.wait_steps_per_token,
             self.demotes,
+            self.host_free_tokens,
+            self.host_evictable_tokens,
             self.answer_tokens,
             self.token_interval_ms,
             self.trust,

@@ -17,7 +17,7 @@ from prefixmesh.router.fleet_view import FleetView
 from prefixmesh.router.load import LoadReport
 from prefixmesh.router.registry import WorkerEntry, WorkerRegistry
 from prefixmesh.router.worker_identity import Expected, WorkerFacts
-from prefixmesh.worker_report import WorkerReport
+from prefixmesh.worker_report import PagePool, WorkerReport
 
 
 class Opening(NamedTuple):
@@ -96,7 +96,7 @@ class FleetState:
             context_length=facts.context_length,
             total_tokens=facts.total_tokens,
         )
-        self._columns.set_host_tier(entry.row, demotes=facts.host_pool is not None)
+        self._tell_host_pool(entry, facts.host_pool)
         if entry.report is None:
             rates = facts.rates
             self._columns.set_rates(
@@ -144,6 +144,7 @@ class FleetState:
                 free_tokens=pool.free_pages * page_size,
                 evictable_tokens=pool.evictable_pages * page_size,
             )
+            self._tell_host_pool(entry, report.host_pool)
         rates = columns.rates
         entry.load.on_report(
             LoadReport(
@@ -212,6 +213,17 @@ class FleetState:
         self.view.check_invariants()
         for entry in self.registry:
             entry.load.check_invariants()
+
+    def _tell_host_pool(self, entry: WorkerEntry, pool: PagePool | None) -> None:
+        if pool is None or entry.facts is None:
+            self._columns.forget_host_pool(entry.row)
+            return
+        page_size = entry.facts.page_size
+        self._columns.set_host_pool(
+            entry.row,
+            free_tokens=pool.free_pages * page_size,
+            evictable_tokens=pool.evictable_pages * page_size,
+        )
 
     def _tell_load(self, entry: WorkerEntry) -> None:
         if self._by_row.get(entry.row) is entry:  # else it was removed

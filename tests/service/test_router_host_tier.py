@@ -1,5 +1,6 @@
 """Workers with a host tier behind a real router: what is demoted is matched there, loaded back by its rate, counted and shown."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -116,10 +117,20 @@ async def test_status_shows_a_host_tier_and_who_has_none(capsys: pytest.CaptureF
             return views[0].HasField("tiers") and views[0].load_back_ms_per_token > 0
 
         await eventually(is_told)
+        # Reports are newer than what it said when it was asked.
+        worker.script.before_describe.shut()
+        worker.told.host_pool = dataclasses.replace(HOST, free_pages=2900, evictable_pages=1000)
+        worker.told._wake()
+
+        async def is_newer() -> bool:
+            return (await router.list_workers())[0].host_pool.free_pages == 2900
+
+        await eventually(is_newer)
         views = await router.list_workers()
+        worker.script.before_describe.open()
     first, second = status.as_dict("r:1", None, views)["workers"]
     tier = first["host_tier"]
-    assert (tier["total_tokens"], tier["used_tokens"], tier["protected_tokens"]) == (4000, 1000, 100)
+    assert (tier["total_tokens"], tier["used_tokens"], tier["protected_tokens"]) == (4000, 1100, 100)
     assert tier["load_back_ms_per_token"] == LOAD_BACK_MS
     assert {name: count for name, count in tier["moved"].items() if count} == {
         "backed_up_tokens": 640,
@@ -131,7 +142,7 @@ async def test_status_shows_a_host_tier_and_who_has_none(capsys: pytest.CaptureF
     status.print_workers(views)
     lines = capsys.readouterr().out.splitlines()
     assert "from host" in lines[0]
-    assert "25% of 4,000 tokens" in lines[2]
+    assert "28% of 4,000 tokens" in lines[2]
     assert lines[3].rstrip().endswith("-")
     status.print_workers(views[1:])
     assert "host tier" not in capsys.readouterr().out

@@ -40,8 +40,8 @@ class Worker:
     pool: tuple[int, int, int] | None = None
     """Tokens in all, free, evictable."""
 
-    demotes: bool = False
-    """Whether it has a host tier."""
+    host: tuple[int, int] | None = None
+    """Tokens of its host tier, free and evictable; None without one."""
 
     trust: float = 1.0
     usable: bool = True
@@ -115,7 +115,8 @@ def add_row(columns: FleetColumns, name: str, worker: Worker) -> int:
     )
     if worker.pool:
         columns.set_pool(row, free_tokens=worker.pool[1], evictable_tokens=worker.pool[2])
-    columns.set_host_tier(row, demotes=worker.demotes)
+    if worker.host:
+        columns.set_host_pool(row, free_tokens=worker.host[0], evictable_tokens=worker.host[1])
     columns.set_trust(row, worker.trust)
     columns.set_usable(row, usable=worker.usable)
     return row

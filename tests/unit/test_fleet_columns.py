@@ -91,7 +91,9 @@ def test_row_that_is_given_again_remembers_nothing() -> None:
     """F14: a worker that is removed and added again has load 0, not less, and is not usable before it is said so."""
     columns = FleetColumns()
     kept = add_row(columns, "a", Worker())
-    gone = add_row(columns, "b", Worker(in_flight=7, waiting_ms=9.0, decode_work_ms=5.0, pool=(500, 1, 1)))
+    busy = Worker(in_flight=7, waiting_ms=9.0, decode_work_ms=5.0, pool=(500, 1, 1), host=(30, 40))
+    gone = add_row(columns, "b", busy)
+    assert columns.some_demote
     columns.close_row(gone)
     assert not columns.usable[gone]
     assert columns.open_row("b") == gone
@@ -102,8 +104,12 @@ def test_row_that_is_given_again_remembers_nothing() -> None:
         columns.slowed_tokens,
         columns.slowed_ms,
         columns.trust,
+        columns.demotes,
+        columns.host_free_tokens,
+        columns.host_evictable_tokens,
     )
     assert [float(column[gone]) for column in load] == [0.0] * len(load)
+    assert not columns.some_demote
     assert columns.least_free > 1e9
     assert columns.usable[kept]
     assert "2 workers, 1 usable" in repr(columns)

@@ -21,6 +21,8 @@ from prefixmesh.router.policy import PolicyConfig
 from tests.support.column_fleet import COST, DECODE_MS, PREFILL_MS, Worker, column_fleet
 
 LAMBDA = COST.spill_weight
+ROOMY = (100_000, 0)
+"""A host tier with room for everything."""
 
 
 def terms_of(worker: Worker, prompt_tokens: int, demand: Demand | None = None) -> CandidateTerms:
@@ -118,11 +120,46 @@ def test_what_is_demoted_costs_its_load_back_and_not_its_prefill() -> None:
         ({"load_back": 2.0}, PREFILL_MS),
         ({}, PREFILL_MS * PRIOR_LOAD_BACK_SHARE),
     ):
-        kept = terms_of(Worker(pool=pool, demotes=True, **rates), 1000)  # type: ignore[arg-type]
+        kept = terms_of(Worker(pool=pool, host=ROOMY, **rates), 1000)  # type: ignore[arg-type]
         assert kept.eviction_ms == pytest.approx(gone * each_ms * EVICTED_USE)
-    kept, lost = column_fleet([Worker(pool=pool, demotes=True), Worker(pool=pool)]).terms(1000)
+    kept, lost = column_fleet([Worker(pool=pool, host=ROOMY), Worker(pool=pool)]).terms(1000)
     assert lost.eviction_ms == pytest.approx(gone * PREFILL_MS * EVICTED_USE)
     assert kept.total_ms < lost.total_ms
+
+
+def test_what_is_loaded_back_takes_room_on_the_device_and_none_on_the_host() -> None:
+    """As much goes to make room for it, and as many pages lack, as if it were computed; it is on the host already."""
+    pool = (10_000, 0, 9000)
+    loads = terms_of(Worker(total=640, pool=pool, host=ROOMY, load_back=0.1), 1000)
+    computes = terms_of(Worker(pool=pool, host=ROOMY, load_back=0.1), 1000)
+    assert loads.counted_tokens == 640
+    assert loads.eviction_ms == computes.eviction_ms
+    full = (0, 9000)
+    loads = terms_of(Worker(total=640, pool=pool, host=full, load_back=0.1), 1000)
+    computes = terms_of(Worker(pool=pool, host=full, load_back=0.1), 1000)
+    assert computes.eviction_ms - loads.eviction_ms == pytest.approx(640 * PREFILL_MS * EVICTED_USE)
+    tight = {"in_flight": 9, "pool": (10_000, 100, 400), "host": ROOMY, "load_back": 0.1}
+    loads, computes = (terms_of(Worker(total=total, **tight), 1000) for total in (640, 0))  # type: ignore[arg-type]
+    assert loads.wait_ms == computes.wait_ms > 0.0
+
+
+def test_what_a_full_host_gives_up_for_it_is_gone() -> None:
+    """The host has a copy of what the device holds, so that a new prompt takes room on both; what is free there goes first, and no more can
+    go than is evictable. So a worker that has room on its host is taken before one that has none, and an empty one before both."""
+    pool, gone = (10_000, 0, 9000), 1000 + ANSWER_TOKENS
+
+    def eviction_ms(free: int, evictable: int) -> float:
+        worker = Worker(pool=pool, host=(free, evictable), load_back=0.1)
+        return terms_of(worker, 1000).eviction_ms / EVICTED_USE
+
+    demoted_ms = gone * 0.1
+    assert eviction_ms(gone, 9000) == pytest.approx(demoted_ms)
+    assert eviction_ms(gone - 300, 9000) == pytest.approx(demoted_ms + 300 * PREFILL_MS)
+    assert eviction_ms(0, 9000) == pytest.approx(demoted_ms + gone * PREFILL_MS)
+    assert eviction_ms(0, 200) == pytest.approx(demoted_ms + 200 * PREFILL_MS)
+    full, roomy = (Worker(pool=pool, host=host, load_back=0.1) for host in ((0, 9000), ROOMY))
+    assert column_fleet([full, roomy]).takers(1000) == {1}
+    assert column_fleet([full, Worker(pool=(10_000, 10_000, 0), host=ROOMY)]).takers(1000) == {1}
 
 
 def test_crowding_is_what_answers_that_run_together_take_from_each_other() -> None:

@@ -213,12 +213,19 @@ def test_worker_with_a_host_tier_gives_up_its_devices_pages_more_cheaply() -> No
     host = PagePool(total_pages=40_000, free_pages=40_000)
     for cache, host_pool in zip(fleet.caches, (None, host), strict=True):
         cache.core.described(cache.endpoint, facts(cache.endpoint, host_pool=host_pool), NOW)
-        cache.report(NOW, prefill_ms_per_token=PREFILL_MS, device_pool=pool, **fleet.rates)
+        cache.report(
+            NOW, prefill_ms_per_token=PREFILL_MS, device_pool=pool, host_pool=host_pool, **fleet.rates
+        )
     terms = fleet.terms(REQUEST)
     needed = TOKENS + ANSWER_TOKENS
     assert terms["w0"].eviction_ms == pytest.approx(needed * PREFILL_MS * EVICTED_USE)
     assert terms["w1"].eviction_ms == pytest.approx(needed * LOAD_BACK_MS * EVICTED_USE)
-    # Another life without one, and nothing is taken for demoted any more.
+    # The host fills up, as reports tell; and another life is without one.
+    full = PagePool(total_pages=40_000, free_pages=100, evictable_pages=39_900)
+    fleet.caches[1].report(
+        NOW, prefill_ms_per_token=PREFILL_MS, device_pool=pool, host_pool=full, **fleet.rates
+    )
+    both_ms = (needed * LOAD_BACK_MS + (needed - 100) * PREFILL_MS) * EVICTED_USE
+    assert fleet.terms(REQUEST)["w1"].eviction_ms == pytest.approx(both_ms)
     fleet.core.described(fleet.caches[1].endpoint, facts("w1", 2), NOW)
-    fleet.caches[1].report(NOW, prefill_ms_per_token=PREFILL_MS, device_pool=pool)
     assert not fleet.core.fleet.columns.some_demote
