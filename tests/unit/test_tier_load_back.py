@@ -47,7 +47,7 @@ def test_a_step_may_begin_before_the_last_layer_has_come() -> None:
     bench = warm()
     bench.mover.holds = {"restore"}
     bench.submit("again", [*PROMPT, 7], 2)
-    bench.step(3)
+    bench.step()
     [job] = bench.mover.jobs.values()
     assert bench.loading() == ["again"]
     assert not bench.is_announced("again")
@@ -56,6 +56,25 @@ def test_a_step_may_begin_before_the_last_layer_has_come() -> None:
     assert bench.output("again") == expected_output([*PROMPT, 7], 1)
     assert bench.admitted("again").host_tokens == 10
     bench.run()
+    bench.check_at_rest()
+
+
+def test_a_load_back_that_is_late_is_read_when_it_has_ended_and_holds_nobody_up() -> None:
+    bench = warm(device_pages=32)
+    bench.mover.holds = {"restore"}
+    bench.submit("again", [*PROMPT, 7], 2)
+    bench.submit("other", [40, 41, 42], 8)
+    bench.step()
+    bench.now += 0.1
+    [job] = bench.mover.jobs.values()
+    bench.mover.arrive(job.number)
+    bench.step(3)
+    assert bench.loading() == ["again"]
+    bench.mover.holds = set()
+    bench.mover.finish()
+    bench.run()
+    assert bench.output("again") == expected_output([*PROMPT, 7], 2)
+    assert bench.admitted("again").host_tokens == 10
     bench.check_at_rest()
 
 

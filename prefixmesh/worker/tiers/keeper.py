@@ -73,7 +73,7 @@ class Keeper:
     """See the module. Not thread-safe: the engine's loop owns it.
 
     * told what happens: ``inserted``, ``matched``, ``computed``, ``flushed``
-    * load-backs: ``peek``, ``begin_load``, then ``start`` or ``undo``; ``leave``; ``may_begin``, ``is_overdue``, ``expect``
+    * load-backs: ``peek``, ``begin_load``, then ``start`` or ``undo``; ``leave``; ``may_begin``, ``expect``
     * backups: ``pump``, ``save``
     * outcomes: ``has_work``, ``collect``, ``wait``
     * look at: ``is_copying``, ``backups``, ``may_free_pages``, ``counts``, ``check_invariants``
@@ -210,8 +210,10 @@ class Keeper:
 
     def may_begin(self, load: Load, compute_ms: float, now: float) -> bool:
         """Whether a step that computes for ``compute_ms`` may begin on it: its first layer is there, and the others will come about as
-        fast as they are read."""
-        return load.left_ms(now) <= compute_ms + MAX_STALL_MS and self._mover.layers_done(load.number) >= 1
+        fast as they are read. One that is late is read when it has ended: a step that waited for it would hold up all who are in it."""
+        if load.is_late(now) or load.left_ms(now) > compute_ms + MAX_STALL_MS:
+            return False
+        return self._mover.layers_done(load.number) >= 1
 
     def expect(self, loads: Iterable[Load]) -> None:
         """The next step reads what these bring, and no step before it what others bring."""
@@ -298,6 +300,7 @@ class Keeper:
             disk_tokens=disk.stored_tokens,
             disk_bytes=disk.stored_bytes,
             disk_written_tokens=disk.written_tokens,
+            disk_dropped_tokens=disk.dropped_tokens,
             disk_bad_files=disk.bad_files,
         )
 

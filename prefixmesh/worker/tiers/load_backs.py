@@ -75,6 +75,10 @@ class Load:
         """How long its last layer is still to be expected to take; 0 for one that is late."""
         return max(0.0, self.expected_ms - (now - self.began_at) * _MS_PER_S)
 
+    def is_late(self, now: float) -> bool:
+        """Whether it takes longer than was expected: how much longer nobody knows."""
+        return (now - self.began_at) * _MS_PER_S > self.expected_ms + MAX_STALL_MS
+
     def __repr__(self) -> str:
         return f"Load({self.number}: {self.size_tokens} tokens)"
 
