@@ -89,10 +89,10 @@ class Effort:
     decoders: int = 8
     decoder_prompt_tokens: int = 256
     decode_steps: int = 96
-    arrival_every: int = 12
+    arrival_every: int = 16
     """Steps between prompts that come while others decode, and whose KV is backed up meanwhile."""
 
-    arrival_tokens: int = 1_000
+    arrival_tokens: int = 512
     backup_repeats: int = 3
     restart_prefixes: int = 3
 
