@@ -129,6 +129,7 @@ def _tier_families(tiers: TierCounts, load_back_ms_per_token: float) -> Iterator
             "dropped": tiers.dropped_tokens,
             "loaded_back": tiers.loaded_back_tokens,
             "written": tiers.disk_written_tokens,
+            "not_written": tiers.disk_dropped_tokens,
             "fetched": tiers.fetched_tokens,
             "recomputed": tiers.recomputed_tokens,
         },

@@ -315,6 +315,9 @@ class TierCounts(msgspec.Struct, frozen=True, kw_only=True):
     disk_tokens: int = 0
     disk_bytes: int = 0
     disk_written_tokens: int = 0
+    disk_dropped_tokens: int = 0
+    """Not written: the queue was full, the folder's bound has no room for it, or the disk takes no more."""
+
     disk_bad_files: int = 0
 
 

@@ -32,7 +32,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 PROMPT = "Once upon a time there was a prefix that every prompt had in common. " * 4
 GREEDY = pb.Sampling(temperature=0, max_tokens=6, ignore_eos=True)
 REQUEST = pb.GenerateRequest(text="ping")
-MOVES = {"backed_up", "dropped", "loaded_back", "written", "fetched", "recomputed"}
+MOVES = {"backed_up", "dropped", "loaded_back", "written", "not_written", "fetched", "recomputed"}
 
 
 @pytest.fixture(autouse=True)
@@ -247,6 +247,7 @@ async def test_what_moves_between_the_tiers_is_told() -> None:
         disk_bytes=19,
         disk_written_tokens=20,
         disk_bad_files=21,
+        disk_dropped_tokens=22,
     )
     engine.load_back_ms_per_token, engine.load_back_ms = 0.125, 2.5
     async with scripted_worker(engine, metrics_port=0) as worker:
@@ -264,6 +265,7 @@ async def test_what_moves_between_the_tiers_is_told() -> None:
         "fetched": 14,
         "recomputed": 15,
         "written": 20,
+        "not_written": 22,
     }
     assert page.value("prefixmesh_tier_failed_copies_total") == 16
     assert page.value("prefixmesh_tier_copies_in_flight") == 17

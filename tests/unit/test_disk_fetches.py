@@ -14,6 +14,7 @@ from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.tiers import disk_fetches
 from prefixmesh.worker.tiers.disk_desk import DiskDesk
 from prefixmesh.worker.tiers.disk_fetches import LEAST_WAIT_S, MAX_READS, FetchedRange
+from prefixmesh.worker.tiers.disk_writes import DiskWrites
 from prefixmesh.worker.tiers.load_back_rates import LoadBackRates
 from tests.support.disk_kit import LAYOUT, long_key
 from tests.support.fake_disk import FakeDisk
@@ -393,6 +394,19 @@ def test_what_had_no_room_is_written_later_in_order(stage: Stage) -> None:
     stage.disk.room = True
     stage.collect()
     assert list(stage.disk.writes.values()) == keys
+
+
+def test_more_than_may_wait_for_the_disk_is_dropped_and_counted(stage: Stage) -> None:
+    stage.disk.room = False
+    stage.desk.writes = DiskWrites(stage.cache.transfers, stage.disk, max_queued=1)
+    for first in (100, 200):
+        key = long_key(8, first=first)
+        stage.compute(key)
+        stage.back_up(key)
+    assert stage.desk.counts().dropped_tokens == 8
+    stage.disk.room = True
+    stage.collect()
+    assert list(stage.disk.writes.values()) == [long_key(8, first=100)]
 
 
 def test_a_write_that_fails_frees_the_host_and_is_not_tried_for_ever(stage: Stage) -> None:

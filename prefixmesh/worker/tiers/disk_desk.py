@@ -100,8 +100,11 @@ class DiskDesk:
 
     def counts(self) -> DiskCounts:
         """The disk's, and what was fetched from it. O(1)."""
-        return self._disk.counts()._replace(
-            fetched_tokens=self.fetches.fetched_tokens, recomputed_tokens=self.fetches.recomputed_tokens
+        counts = self._disk.counts()
+        return counts._replace(
+            dropped_tokens=counts.dropped_tokens + self.writes.dropped_tokens,
+            fetched_tokens=self.fetches.fetched_tokens,
+            recomputed_tokens=self.fetches.recomputed_tokens,
         )
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from typing import Final
 
 from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.transfers import HostRead, Transfers
+from prefixmesh.tokens import TOKEN_BYTES
 from prefixmesh.worker.tiers.disk_jobs import Disk, WriteDone
 
 MAX_QUEUED_WRITES: Final = 1024
@@ -19,8 +20,8 @@ class DiskWrites:
         self._max_queued = max_queued
         self._queue: dict[TreeNode, None] = {}
         self._under_way: dict[int, tuple[TreeNode, HostRead]] = {}
-        self.dropped_nodes = 0
-        """Not queued, because the queue was full; only rises."""
+        self.dropped_tokens = 0
+        """Not queued, because the queue was full: of the last part of each path; only rises."""
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -33,7 +34,7 @@ class DiskWrites:
     def backed_up(self, node: TreeNode) -> None:
         """The host has the whole path to ``node``. O(1)."""
         if len(self._queue) >= self._max_queued and node not in self._queue:
-            self.dropped_nodes += 1
+            self.dropped_tokens += len(node.key) // TOKEN_BYTES
             return
         self._queue[node] = None
 
