@@ -24,8 +24,9 @@ from prefixmesh.worker.tiers.copies import CopyJob
 from prefixmesh.worker.tiers.host_pool import HostPool
 from prefixmesh.worker.tiers.page_checks import check_buffer, check_pages
 
-BLOCK_BYTES: Final = 256 * 2**10
-"""Gathered at a time: half of a small core's second-level cache."""
+BLOCK_BYTES: Final = 2**20
+"""Gathered at a time: what stays in a core's second-level cache, or near it. Less costs more calls, each of which lets go of the interpreter
+and waits for it again."""
 
 PIECE_BYTES: Final = 8 * 2**20
 """Of an offload, between two looks at what else is to be done: about a millisecond."""
@@ -52,8 +53,7 @@ class RowCopies:
         self._device = self._rows_of(pool.storage)
         self._host = self._rows_of(host.storage)
         self._host_pages = self._host.view(np.dtype((np.void, self.page_bytes)))
-        pair = np.dtype((np.void, 2 * row_bytes))
-        self._pairs_block: Rows = np.empty(max(1, BLOCK_BYTES // pair.itemsize), pair)
+        self._block: Rows = np.empty(max(1, BLOCK_BYTES // row_bytes), self._row)
         self._pages_block: Rows = np.empty(max(1, BLOCK_BYTES // self.page_bytes), self._host_pages.dtype)
 
     def fence(self) -> None:
@@ -106,28 +106,25 @@ class RowCopies:
         check_pages(job.device_pages, self._pool.num_pages, wanted, pages)
         device, host = _by_device(job.device_pages, wanted)
         runs, others = _runs(device, MIN_RUN_BYTES // self._row.itemsize)
-        pairs, first = source.view(self._pairs_block.dtype), host * self.num_layers
-        by_layer = self._device.reshape(self.num_layers, 2, self._device_pages)
+        first, places = host * self._parts, device[others]
         for layer in range(self.num_layers):
-            for start, end in runs:
-                place = int(device[start])
-                for part in (0, 1):
-                    rows = 2 * (first[start:end] + layer) + part
-                    into = by_layer[layer, part, place : place + end - start]
-                    np.take(source, rows, out=into, mode="clip")
-            self._scatter(pairs, first[others] + layer, by_layer[layer], device[others])
+            for part in (2 * layer, 2 * layer + 1):
+                into = self._device[part * self._device_pages : (part + 1) * self._device_pages]
+                rows = first + part
+                for start, end in runs:
+                    place = int(device[start])
+                    np.take(source, rows[start:end], out=into[place : place + end - start], mode="clip")
+                self._scatter(source, rows[others], into, places)
             yield
 
-    def _scatter(self, source: Rows, wanted: Indices, layer: Rows, places: Indices) -> None:
-        """A layer's keys and values, which lie side by side in the ``source``, to places that are no neighbours."""
-        block = self._pairs_block
-        for start in range(0, len(places), len(block)):
-            some = places[start : start + len(block)]
-            pairs = block[: len(some)]
-            np.take(source, wanted[start : start + len(block)], out=pairs, mode="clip")
-            rows = pairs.view(self._row).reshape(-1, 2)
-            for part in (0, 1):
-                layer[part, some] = rows[:, part]
+    def _scatter(self, source: Rows, rows: Indices, into: Rows, places: Indices) -> None:
+        """``into[places] = source[rows]``, by way of a block. (Keys and values of a token lie side by side in the source, but gathering
+        both at once costs more in the second half than it saves in the first.)"""
+        for start in range(0, len(places), len(self._block)):
+            some = places[start : start + len(self._block)]
+            block = self._block[: len(some)]
+            np.take(source, rows[start : start + len(some)], out=block, mode="clip")
+            into[some] = block
 
     def _rows_of(self, storage: torch.Tensor) -> Rows:
         """All rows of a contiguous tensor, in their order; a view."""
