@@ -44,6 +44,12 @@ COMMANDS: Final[Mapping[str, LazyCommand]] = {
     "chat": LazyCommand("prefixmesh.cli.chat:chat", "Chat in the terminal."),
     "demo": LazyCommand("prefixmesh.cli.demo:demo", "Run a workload and see what the prefix caches save."),
     "bench": LazyCommand("prefixmesh.cli.bench:bench", "Measure the parts on this machine."),
+    "replay": LazyCommand(
+        "prefixmesh.cli.replay:replay", "Replay a trace by routing policies, in simulated time."
+    ),
+    "traces": LazyCommand(
+        "prefixmesh.cli.traces:traces", "Find public traces, and make workloads to replay."
+    ),
     "adapter": LazyCommand("prefixmesh.cli.adapter:adapter", "Load, list and unload LoRA adapters."),
     "models": LazyCommand("prefixmesh.cli.models:models", "Fetch and list models."),
     "keys": LazyCommand("prefixmesh.cli.keys:keys", "Make API keys."),

@@ -91,13 +91,14 @@ def replay(
 ) -> ReplayFigures:
     """Replay a workload by one policy. ``progress`` is told how many requests have ended, now and then.
 
-    Some half a millisecond a request of this machine's time. Raises ConfigError for a policy that is none, and for a cache of no block.
+    Some half a millisecond a request of this machine's time. Raises ConfigError for a policy that is none, and for a cache that is too small for a request.
     """
     if policy not in POLICIES:
         raise ConfigError(f"no policy is called {policy!r}; there are: {', '.join(POLICIES)}")
-    if spec.device_tokens < workload.block_size:
+    largest = max(one.input_length + one.output_length for one in workload.requests)
+    if spec.device_tokens < largest:
         raise ConfigError(
-            f"device_tokens must be at least a block's, {workload.block_size}, got {spec.device_tokens}"
+            f"device_tokens must hold the largest request, {largest} tokens, got {spec.device_tokens}"
         )
     fleet = _Fleet(workload, spec, policy)
     fleet.run(progress)
@@ -164,7 +165,9 @@ class _Fleet:
         if policy == "one_infinite_cache":
             shared = BlockCache(_BOUNDLESS_BLOCKS)
         else:
-            shared = BlockCache(spec.workers * device, spec.workers * host)
+            shared = BlockCache(
+                spec.workers * spec.device_tokens // block_size, spec.workers * spec.host_tokens // block_size
+            )
         return [
             ReplayWorker(
                 self._sim,

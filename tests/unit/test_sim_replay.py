@@ -153,11 +153,14 @@ def test_what_cannot_be_a_fleet_is_refused(fields: dict[str, int], problem: str)
         ReplaySpec(**fields)  # type: ignore[arg-type]
 
 
-def test_policy_that_is_none_and_a_cache_without_a_block_are_refused() -> None:
+def test_policy_that_is_none_and_a_cache_too_small_for_a_request_are_refused() -> None:
     with pytest.raises(ConfigError, match="no policy is called 'best'; there are: cost, "):
         replay(chats(), SMALL, "best")
-    with pytest.raises(ConfigError, match="device_tokens must be at least a block's, 64, got 63"):
-        replay(chats(), ReplaySpec(device_tokens=63), "cost")
+    largest = max(one.input_length + one.output_length for one in chats().requests)
+    with pytest.raises(
+        ConfigError, match=f"must hold the largest request, {largest} tokens, got {largest - 1}"
+    ):
+        replay(chats(), ReplaySpec(device_tokens=largest - 1), "cost")
 
 
 def test_profile_of_a_file_is_read_and_others_are_refused(tmp_path: Path) -> None:

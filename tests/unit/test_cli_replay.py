@@ -1,0 +1,139 @@
+"""``prefixmesh replay`` and ``prefixmesh traces`` on small workloads."""
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from prefixmesh.cli.main import main
+from prefixmesh.errors import ConfigError
+from prefixmesh.sim.public_traces import PUBLIC_TRACES, check_file, public_trace
+from prefixmesh.sim.workload_file import read_workload
+from prefixmesh.sim.workloads.catalogue import GENERATORS
+
+SAMPLE = Path(__file__).parents[1] / "golden" / "trace_sample.jsonl"
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(one) for one in arguments])
+
+
+def figures(*arguments: str | Path) -> dict[str, dict[str, float]]:
+    result = run("replay", SAMPLE, "--json", *arguments)
+    assert result.exit_code == 0, result.output
+    policies: dict[str, dict[str, float]] = json.loads(result.stdout)["policies"]
+    return policies
+
+
+def test_policies_are_compared_in_a_table() -> None:
+    result = run("replay", SAMPLE)
+    assert result.exit_code == 0, result.output
+    for policy in ("cost", "match_gate", "block_cost", "weighted_scores", "round_robin"):
+        assert f"\n{policy} " in result.stdout
+    assert "trace_sample.jsonl: 5 requests" in result.stdout
+    assert "not measured" in result.stdout
+
+
+def test_json_tells_what_was_replayed_on_what_and_by_which_form() -> None:
+    result = run("replay", SAMPLE, "--policy", "cost", "--workers", "3", "--json")
+    told = json.loads(result.stdout)
+    assert told["form"] == "block-level"
+    assert (told["trace"]["block_size"], told["fleet"]["workers"], told["fleet"]["profile"]) == (
+        512,
+        3,
+        "h100-8b",
+    )
+    assert set(told["policies"]) == {"cost"}
+    assert {"cached_share", "max_over_mean", "ttft_ms", "tokens_per_s"} <= set(told["policies"]["cost"])
+    assert set(told["policies"]["cost"]["ttft_ms"]) == {"p50", "p90", "p99"}
+
+
+def test_every_flag_of_the_fleet_changes_what_comes_of_it() -> None:
+    base = figures("--policy", "cost")["cost"]
+    for flag, value in (
+        ("--workers", "1"),
+        ("--profile", "h100x2-70b"),
+        ("--speed", "100"),
+    ):
+        assert figures("--policy", "cost", flag, value)["cost"] != base, flag
+    small = ("--device-tokens", "2048", "--workers", "1", "--policy", "cost")
+    assert figures(*small) != figures("--workers", "1", "--policy", "cost")
+    host = ("--device-tokens", "2048", "--workers", "1", "--policy", "cost")
+    assert (
+        figures(*host, "--host-tokens", "100000")["cost"]["host_share"] > figures(*host)["cost"]["host_share"]
+    )
+    again = ("--policy", "round_robin", "--workers", "1")
+    assert figures(*again, "--at-once")["round_robin"] != figures(*again)["round_robin"]
+    assert figures("--policy", "random", "--seed", "3") != figures("--policy", "random")
+    assert figures("--policy", "cost", "--spill-weight", "1.85")["cost"] == base
+
+
+def test_all_is_every_policy_and_ceiling() -> None:
+    assert {"cost", "prefix_hash", "backlog", "one_infinite_cache"} <= set(figures("--policy", "all"))
+
+
+def test_workload_may_be_named_in_a_files_place(tmp_path: Path) -> None:
+    result = run("traces", "make", "fork", "--requests", "16", "--seed", "4", "--out", tmp_path / "f.jsonl")
+    assert result.exit_code == 0, result.output
+    assert len(read_workload(tmp_path / "f.jsonl").requests) == 16
+    assert run("replay", tmp_path / "f.jsonl", "--policy", "round_robin").exit_code == 0
+
+
+def test_seed_makes_the_same_file_and_block_size_another(tmp_path: Path) -> None:
+    def made(*arguments: str) -> bytes:
+        path = tmp_path / "made.jsonl"
+        assert run("traces", "make", "chat", "--requests", "20", "--out", path, *arguments).exit_code == 0
+        return path.read_bytes()
+
+    assert made() == made("--seed", "0", "--block-size", "64")
+    assert made() != made("--seed", "1")
+    assert b'"block_size":16' in made("--block-size", "16")
+
+
+def test_list_tells_of_every_workload_and_public_trace() -> None:
+    listed = run("traces", "list").stdout
+    assert all(f"{name} (made)" in listed for name in GENERATORS)
+    assert all(f"{name} (public)" in listed for name in PUBLIC_TRACES)
+    assert "2,048 tokens" in listed
+
+
+def test_public_trace_is_shown_with_source_size_and_checksum() -> None:
+    shown = run("traces", "show", "conversation").stdout
+    trace = public_trace("conversation")
+    assert all(
+        part in shown for part in (trace.url, trace.sha256, f"{trace.size_bytes:,} bytes", trace.licence)
+    )
+
+
+def test_file_is_told_from_the_trace_by_size_and_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "copy.jsonl"
+    path.write_bytes(b"1234")
+    trace = replace(public_trace("conversation"), size_bytes=4, sha256=hashlib.sha256(b"1234").hexdigest())
+    check_file(trace, path)
+    with pytest.raises(ConfigError, match=r"has the SHA-256 [0-9a-f]{64}, 'conversation' has 00"):
+        check_file(replace(trace, sha256="00"), path)
+    result = run("traces", "show", "conversation", "--check", path)
+    assert (result.exit_code, "has 4 bytes, 'conversation' has 3,029,533" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("replay", "nowhere.jsonl"), "neither a file nor one of customer-service"),
+        (("replay", SAMPLE, "--policy", "best"), "'best' is not one of cost, "),
+        (("replay", SAMPLE, "--profile", "h200"), "'h200' is neither a file nor one of h100-8b"),
+        (("replay", SAMPLE, "--workers", "0"), "workers must be at least 1, got 0"),
+        (("replay", SAMPLE, "--device-tokens", "5"), "device_tokens must hold the largest request"),
+        (("replay", __file__), r"line 1: not JSON"),
+        (("traces", "show", "chess"), "no public trace is called 'chess'; there are: conversation"),
+        (("traces", "make", "chess", "--out", "x"), "no workload is called 'chess'"),
+        (("traces", "make", "chat", "--requests", "0", "--out", "x"), "requests must be at least 1"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_a_line(arguments: tuple[str, ...], problem: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert problem in " ".join(result.stderr.split())
