@@ -68,7 +68,6 @@ def build_fake_tiers(
     )
     keeper_config = KeeperConfig(
         device_pages=len(kv) // config.page_size,
-        host_pages=host_pages,
         write_policy=config.hicache_write_policy,
         load_back_ms_per_token=timing.load_back_ms_per_token,
     )

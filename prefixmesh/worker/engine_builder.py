@@ -134,7 +134,6 @@ def _open_keeper(
         rates,
         KeeperConfig(
             device_pages=opened.sums.num_pages,
-            host_pages=opened.sums.host_pages,
             write_policy=config.hicache_write_policy,
             load_back_ms_per_token=opened.load_back_ms_per_token or 0.0,
         ),

@@ -59,13 +59,13 @@ class LoadBackDesk:
         """Acknowledge the copies that have ended, let go on whom they were for, and begin others; returns whether pages may have come free.
         O(what has ended), and O(running) when a load-back has."""
         keeper = self._keeper
-        was_copying = keeper.is_copying
+        ended_before = keeper.ended_copies
         ended = {load.number for load in keeper.collect(now)}
         for request in list(self._batch) if ended else ():
             if request.load is not None and request.load.number in ended:
                 self._end(request, request.load, now)
         keeper.pump(now)
-        return was_copying
+        return keeper.ended_copies > ended_before
 
     def void(self, step: Step, now: float) -> None:
         """A step has read KV that did not come: whoever still waits for a load-back computes instead."""

@@ -212,7 +212,7 @@ class Scheduler:
     def fail(self, step: Step, error: str, now: float) -> None:
         """End every request of a step that could not be computed; nothing of the step enters the cache."""
         for part in step.parts:
-            if part.request.phase is not Phase.ENDED:
+            if part.request.phase in (Phase.PREFILLING, Phase.DECODING):
                 self._end(part.request, "failed", now, error)
 
     def collect(self, now: float) -> None:
@@ -284,6 +284,7 @@ class Scheduler:
         return growth.waiting
 
     def _preempt(self, request: Request, now: float) -> None:
+        self._commit(request, now)
         self.kv.save(request, now)
         self._release(request, keep=True, now=now)
         self._queue.put_back(request)

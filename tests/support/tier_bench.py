@@ -68,11 +68,8 @@ class TierBench:
         rates = rates or EngineRates()
         self.allocator, self.host = PageAllocator(device_pages), PageAllocator(host_pages)
         recorder = CacheRecorder()
-        self.cache = RadixCache(
-            self.allocator,
-            page_size,
-            RadixOptions(**{"host": self.host, "events": recorder, "block_size": 2} | (options or {})),
-        )
+        tree: dict[str, Any] = {"host": self.host, "events": recorder, "block_size": 2}
+        self.cache = RadixCache(self.allocator, page_size, RadixOptions(**tree | (options or {})))
         self.model = CheckedModel(device_pages, page_size)
         self.model.mover = self.mover = ScriptedMover(self.model, page_size, host_pages)
         self.mover.on_wait = self._pass
@@ -80,9 +77,7 @@ class TierBench:
             self.cache,
             self.mover,
             rates,
-            KeeperConfig(
-                device_pages=device_pages, host_pages=host_pages, write_policy=write_policy, **(keeper or {})
-            ),
+            KeeperConfig(device_pages=device_pages, write_policy=write_policy, **(keeper or {})),
             None if disk is None else disk(self.mover),
         )
         defaults: dict[str, Any] = {

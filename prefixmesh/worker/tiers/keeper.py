@@ -22,7 +22,7 @@ from typing import Any, Final
 from prefixmesh.cache.base import MatchResult, RadixKey
 from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.radix_cache import RadixCache
-from prefixmesh.cache.transfers import Copy, Fetch
+from prefixmesh.cache.transfers import Copy, Fetch, Offload, Restore
 from prefixmesh.config import HostWritePolicy
 from prefixmesh.errors import InvariantError
 from prefixmesh.tokens import TOKEN_BYTES
@@ -30,7 +30,7 @@ from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.messages import TierCounts
 from prefixmesh.worker.tiers.backups import MAX_QUEUED_BACKUPS, BackupQueue, missing_tokens
 from prefixmesh.worker.tiers.backups_in_flight import Backup, BackupsInFlight
-from prefixmesh.worker.tiers.copies import CANCELLED, CopyJob, Mover, Outcome
+from prefixmesh.worker.tiers.copies import CANCELLED, CopyJob, CopyKind, Mover, Outcome
 from prefixmesh.worker.tiers.disk_desk import DiskDesk
 from prefixmesh.worker.tiers.disk_jobs import Disk, DiskCounts
 from prefixmesh.worker.tiers.load_back_rates import LoadBackRates
@@ -61,7 +61,6 @@ class KeeperConfig:
     """The keeper's bounds and policy."""
 
     device_pages: int
-    host_pages: int
     write_policy: HostWritePolicy = "write_through"
     load_back_ms_per_token: float = 0.0
     """As measured before there was any traffic; 0 is not measured."""
@@ -123,6 +122,9 @@ class Keeper:
 
         self._ended: list[Load] = []
         """Loads that have ended, or that a flush has made useless, since the last ``collect``."""
+
+        self.ended_copies = 0
+        """Since the start, well or not."""
 
         self._is_expecting = False
         self._backed_up_tokens = self._dropped_tokens = self._loaded_back_tokens = 0
@@ -189,15 +191,7 @@ class Keeper:
     def start(self, load: Load) -> None:
         """Its request is admitted: copy."""
         self._loads[load.number] = load
-        copy = load.copy
-        self._mover.start(
-            CopyJob(
-                number=load.number,
-                kind="restore",
-                device_pages=copy.device_pages,
-                host_pages=copy.host_pages,
-            )
-        )
+        self._move(load.number, "restore", load.copy)
 
     def undo(self, load: Load) -> None:
         """Its request is not admitted after all: the pages are free again."""
@@ -283,13 +277,13 @@ class Keeper:
 
     def counts(self) -> TierCounts:
         """What moved since the start, and what the host holds. O(copies)."""
-        cache, host_pages = self._cache, self._config.host_pages
+        host = self._cache.host_figures
         disk = NO_DISK if self.disk is None else self.disk.counts()
         return TierCounts(
-            host_total_pages=host_pages,
-            host_free_pages=host_pages - cache.host_pages - self.backups.pages,
-            host_evictable_pages=cache.host_pages - cache.host_protected_pages,
-            host_protected_pages=cache.host_protected_pages,
+            host_total_pages=host.total,
+            host_free_pages=host.free,
+            host_evictable_pages=host.evictable,
+            host_protected_pages=host.protected,
             backed_up_tokens=self._backed_up_tokens,
             dropped_tokens=self._dropped_tokens + self._queue.dropped_tokens,
             loaded_back_tokens=self._loaded_back_tokens,
@@ -335,6 +329,10 @@ class Keeper:
         self._last_number += 1
         return self._last_number
 
+    def _move(self, number: int, kind: CopyKind, copy: Offload | Restore) -> None:
+        device, host = copy.device_pages, copy.host_pages
+        self._mover.start(CopyJob(number=number, kind=kind, device_pages=device, host_pages=host))
+
     def _back_up(self, node: TreeNode, now: float) -> bool:
         missing = missing_tokens(node) if node.pages else 0
         copy = self._cache.transfers.begin_offload(node)
@@ -345,17 +343,11 @@ class Keeper:
         # The host may have room for the front of it alone.
         self._dropped_tokens += missing - backup.pages * self._cache.page_size
         self.backups.add(backup)
-        self._mover.start(
-            CopyJob(
-                number=backup.number,
-                kind="offload",
-                device_pages=copy.device_pages,
-                host_pages=copy.host_pages,
-            )
-        )
+        self._move(backup.number, "offload", copy)
         return True
 
     def _end(self, outcome: Outcome, now: float) -> None:
+        self.ended_copies += 1
         if outcome.error and outcome.error != CANCELLED:
             self._failed_copies += 1
         backup = self.backups.pop(outcome.number)
