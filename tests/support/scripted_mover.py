@@ -4,6 +4,7 @@ A copy reads and writes at its end, not at its beginning: what had to stay as it
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from prefixmesh.errors import LoadBackError
 from prefixmesh.worker.tiers.copies import CANCELLED, CopyJob, CopyKind, Outcome
@@ -73,6 +74,8 @@ class ScriptedMover:
     def fail(self, number: int, error: str = "broken") -> None:
         """End a job badly: its destination holds nobody's KV."""
         job = self.jobs.pop(number)
+        if job.kind == "fetch":
+            self._fill(replace(job, buffer=[[(None, None)] * self._page_size] * len(job.device_pages)))
         for slot, host in self._slots(job) if job.kind != "fetch" else ():
             if job.kind == "offload":
                 self._host[host] = None, None

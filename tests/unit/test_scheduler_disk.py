@@ -47,12 +47,28 @@ def test_what_came_from_the_disk_is_backed_up_again_and_not_written_twice() -> N
     bench.check_at_rest()
 
 
+def test_what_came_for_a_request_that_has_gone_is_backed_up_like_all_that_is_cached() -> None:
+    bench = kept()
+    bench.mover.holds = {"fetch"}
+    bench.submit("gone", [*PROMPT, 7])
+    bench.step(2)
+    bench.abort("gone")
+    bench.mover.finish()
+    bench.run()
+    bench.evict()
+    assert bench.serve("again", [*PROMPT, 7]).host_tokens == 10
+    bench.check_at_rest()
+
+
 def test_others_go_on_while_one_is_set_aside() -> None:
     bench = kept()
     bench.disk.holds = {"read"}
     bench.submit("waits", [*PROMPT, 7], 2)
     bench.submit("other", [30, 31, 32], 2)
-    bench.step(4)
+    bench.step()
+    assert bench.keeper.disk is not None
+    assert list(bench.keeper.disk.fetches._wants) == ["waits"]  # nothing is kept of who was admitted
+    bench.step(3)
     assert bench.aside() == ["waits"]
     assert bench.output("other") == expected_output([30, 31, 32], 2)
     assert not bench.is_announced("waits")
