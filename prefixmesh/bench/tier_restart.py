@@ -6,10 +6,12 @@ model differs in its revision and in nothing else, must find none.
 
 import shutil
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 
+from prefixmesh.bench.engine_drive import Served
 from prefixmesh.bench.tier_stage import Stage, TierEngine
 from prefixmesh.model_files.source import resolve_model
 
@@ -20,34 +22,37 @@ POOL_PREFIXES: Final = 2.25
 def take_restart(stage: Stage) -> None:
     """Shares and first tokens after a restart."""
     effort = stage.effort
-    prefix_tokens = effort.prefix_tokens
-    pool = stage.whole_pages(POOL_PREFIXES * effort.restart_prefixes * (prefix_tokens + effort.own_tokens))
+    pool = POOL_PREFIXES * effort.restart_prefixes * (effort.prefix_tokens + effort.own_tokens)
     with TemporaryDirectory(prefix="prefixmesh-bench-") as name:
-        folder = str(Path(name) / "cache")
-        tiers = {"max_total_tokens": pool, "hicache_ratio": 1.25, "disk_cache_dir": folder}
-        with stage.engine(**tiers) as engine:
-            prefixes = [stage.draw(prefix_tokens) for _ in range(effort.restart_prefixes)]
-            cold = [
-                engine.answer(prefix + stage.draw(effort.own_tokens)).first_token_s for prefix in prefixes
-            ]
+        folder = Path(name)
+        settings: dict[str, Any] = {
+            "max_total_tokens": stage.whole_pages(pool),
+            "hicache_ratio": 1.0,
+            "disk_cache_dir": str(folder / "cache"),
+        }
+        with stage.engine(**settings) as engine:
+            prefixes = [stage.draw(effort.prefix_tokens) for _ in range(effort.restart_prefixes)]
+            cold = _ask(stage, engine, prefixes)
             engine.settle()
-            written = float(engine.drive.core.stats().tiers.disk_bytes)
-        with stage.engine(**tiers) as engine:
-            asked = [engine.answer(prefix + stage.draw(effort.own_tokens)) for prefix in prefixes]
-        shares = [min(one.cached_tokens, prefix_tokens) / prefix_tokens for one in asked]
-        model = other_revision(stage.config.model, Path(name) / "other")
-        with stage.engine(**tiers, model=model) as engine:
-            found = [_cached(engine, prefix + stage.draw(effort.own_tokens)) for prefix in prefixes]
-    warm = [one.first_token_s for one in asked]
-    stage.add("restart_share", shares, {"disk_bytes": written})
-    stage.add("restart_cold", [1e3 * value for value in cold])
-    stage.add("restart_warm", [1e3 * value for value in warm])
-    stage.add("restart_ratio", [statistics.median(warm) / statistics.median(cold)])
-    stage.add("other_revision", [float(max(found))])
+            disk_bytes = float(engine.drive.core.stats().tiers.disk_bytes)
+        with stage.engine(**settings) as engine:
+            warm = _ask(stage, engine, prefixes)
+        model = other_revision(stage.config.model, folder / "other")
+        with stage.engine(**settings, model=model) as engine:
+            foreign = _ask(stage, engine, prefixes)
+    whole = effort.prefix_tokens
+    cold_s, warm_s = ([one.first_token_s for one in asked] for asked in (cold, warm))
+    shares = [min(one.cached_tokens, whole) / whole for one in warm]
+    stage.add("restart_share", shares, {"disk_bytes": disk_bytes})
+    stage.add("restart_cold", [1e3 * value for value in cold_s])
+    stage.add("restart_warm", [1e3 * value for value in warm_s])
+    stage.add("restart_ratio", [statistics.median(warm_s) / statistics.median(cold_s)])
+    stage.add("other_revision", [float(max(one.cached_tokens for one in foreign))])
 
 
-def _cached(engine: TierEngine, prompt: list[int]) -> int:
-    return engine.answer(prompt).cached_tokens
+def _ask(stage: Stage, engine: TierEngine, prefixes: Sequence[list[int]]) -> list[Served]:
+    """Each prefix once, with a question of its own."""
+    return [engine.answer(prefix + stage.draw(stage.effort.own_tokens)) for prefix in prefixes]
 
 
 def other_revision(model: str, folder: Path) -> str:
