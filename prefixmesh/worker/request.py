@@ -33,7 +33,7 @@ from prefixmesh.cache.ledger import CacheLedger, CacheQuery, Lookup
 from prefixmesh.ids import Namespace
 from prefixmesh.worker.answer_grammar import AnswerGrammar
 from prefixmesh.worker.batch_plan import IntArray
-from prefixmesh.worker.messages import Ended, EndReason, EngineSampling, Submit
+from prefixmesh.worker.messages import Admitted, Ended, EndReason, EngineSampling, Submit
 from prefixmesh.worker.tiers.disk_fetches import NOTHING_FETCHED, FetchedRange
 from prefixmesh.worker.tiers.load_backs import Load
 from prefixmesh.worker.token_tally import TokenTally
@@ -231,6 +231,20 @@ class Request:
         self.last_token_at = now
         if self.first_token_at is None:
             self.first_token_at = now
+
+    def admitted_event(self, load_back_ms: float) -> Admitted:
+        """What its caller is told once it is admitted, and what was loading has come."""
+        assert self.admitted_at is not None
+        cached_tokens = min(self.matched_tokens, self.prompt_tokens)
+        on_device = self.matched_tokens - self.loaded_tokens
+        return Admitted(
+            request_id=self.request_id,
+            cached_tokens=cached_tokens,
+            queued_ms=(self.admitted_at - self.arrived_at) * _MS_PER_S,
+            host_tokens=max(0, cached_tokens - on_device),
+            disk_tokens=min(cached_tokens, self.fetched.within(on_device)),
+            load_back_ms=load_back_ms,
+        )
 
     def ended_event(self, reason: EndReason, now: float, error: str = "") -> Ended:
         """The last event. Spans that never began are 0."""

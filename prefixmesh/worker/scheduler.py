@@ -26,7 +26,7 @@ from prefixmesh.worker.decode_growth import grow_decoders
 from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.kv_manager import KvManager
 from prefixmesh.worker.load_back_desk import LoadBackDesk
-from prefixmesh.worker.messages import Admitted, EndReason, Event, Refused, Submit, TokenLogprobs, TokensOut
+from prefixmesh.worker.messages import EndReason, Event, Refused, Submit, TokenLogprobs, TokensOut
 from prefixmesh.worker.output_estimate import OutputEstimate
 from prefixmesh.worker.plan_builder import Step as Step
 from prefixmesh.worker.plan_builder import StepPart, build_step
@@ -169,7 +169,9 @@ class Scheduler:
             by_timeout = request.queue_deadline <= request.latest_begin
             self._end(request, "queue_timeout" if by_timeout else "too_late", now)
         waiting = self._grow(now)
-        parts = [StepPart(request, 1, True) for request in self._batch.decoding if request not in waiting]
+        parts = [StepPart(request, 1, True) for request in self._batch.decoding]
+        if waiting:
+            parts = [part for part in parts if part.request not in waiting]
         decoding = len(parts)
         for request, size in self._admitter.deal_out():
             is_last = request.computed + size == request.length
@@ -192,7 +194,7 @@ class Scheduler:
         for request, new_tokens, samples in step.parts:
             index = row
             row += samples
-            if request.phase is not Phase.PREFILLING and request.phase is not Phase.DECODING:
+            if request.phase is not Phase.DECODING and request.phase is not Phase.PREFILLING:
                 continue  # it has ended, or went back to the queue because what it was loading did not come
             if samples and failures and index in failures:
                 self._end(request, "failed", now, failures[index])
@@ -304,7 +306,7 @@ class Scheduler:
 
     def _announce(self, request: Request, load_back_ms: float) -> None:
         request.is_announced = True
-        self._events.append(_admitted(request, load_back_ms))
+        self._events.append(request.admitted_event(load_back_ms))
 
     def _commit(self, request: Request, now: float) -> None:
         """Offer to others what is complete, and tell the queue, where some may wait for it."""
@@ -384,17 +386,3 @@ class Scheduler:
             f"<Scheduler {len(self._batch)} running, {len(self._queue)} queued | {kv.free_pages} free, "
             f"{kv.evictable_pages} evictable, {kv.protected_pages} protected of {kv.total_pages} pages>"
         )
-
-
-def _admitted(request: Request, load_back_ms: float) -> Admitted:
-    assert request.admitted_at is not None
-    cached_tokens = min(request.matched_tokens, request.prompt_tokens)
-    on_device = request.matched_tokens - request.loaded_tokens
-    return Admitted(
-        request_id=request.request_id,
-        cached_tokens=cached_tokens,
-        queued_ms=(request.admitted_at - request.arrived_at) * _MS_PER_S,
-        host_tokens=max(0, cached_tokens - on_device),
-        disk_tokens=min(cached_tokens, request.fetched.within(on_device)),
-        load_back_ms=load_back_ms,
-    )
