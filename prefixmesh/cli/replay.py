@@ -67,7 +67,7 @@ def replay(
     from prefixmesh.sim.replay_profiles import read_profile
 
     names = POLICIES if ALL in policies else tuple(dict.fromkeys(policies)) or DEFAULT_POLICIES
-    weight = {} if spill_weight is None else {"spill_weight": spill_weight}
+    weight: dict[str, Any] = {} if spill_weight is None else {"spill_weight": spill_weight}
     speeds = read_profile(profile)
     spec = ReplaySpec(timing=speeds.timing, seed=seed, **fleet, **weight)
     _refuse_unknown(names, POLICIES)
