@@ -297,7 +297,7 @@ class TierCounts(msgspec.Struct, frozen=True, kw_only=True):
     host_free_pages: int = 0
     host_evictable_pages: int = 0
     host_protected_pages: int = 0
-    """Of copies in flight, and what they or a pin protect."""
+    """Cached, and read by a copy, or kept by a pin. What a backup is filling is neither free nor cached."""
 
     backed_up_tokens: int = 0
     dropped_tokens: int = 0

@@ -239,6 +239,7 @@ TIERS = TierCounts(
     disk_bytes=19,
     disk_written_tokens=20,
     disk_bad_files=21,
+    disk_dropped_tokens=22,
 )
 """Every number another, so that none is taken for another."""
 
@@ -257,7 +258,7 @@ async def test_a_host_tier_is_told_in_reports_and_to_who_asks() -> None:
         told = await worker.control.Describe(control_pb.DescribeRequest(), metadata=worker.control_metadata())
     assert decode_pool(told.host_pool, "host_pool") == pool
     assert told.rates.load_back_ms_per_token == 0.125
-    assert [value for _, value in told.tiers.ListFields()] == list(range(11, 22))
+    assert [value for _, value in told.tiers.ListFields()] == list(range(11, 23))
 
 
 async def test_a_worker_without_a_host_tier_tells_of_none() -> None:

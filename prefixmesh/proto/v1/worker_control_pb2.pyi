@@ -292,7 +292,7 @@ class DescribeResponse(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., context_length: _Optional[int] = ..., page_size: _Optional[int] = ..., prefix_cache: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., protocol_version: _Optional[int] = ..., fingerprint_version: _Optional[int] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., cache: _Optional[_Union[CacheCounts, _Mapping]] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., block_size: _Optional[int] = ..., template_digest: _Optional[str] = ..., draining: _Optional[bool] = ..., unix_ms: _Optional[int] = ..., host_pool: _Optional[_Union[PoolState, _Mapping]] = ..., tiers: _Optional[_Union[TierCounts, _Mapping]] = ...) -> None: ...
 
 class TierCounts(_message.Message):
-    __slots__ = ("backed_up_tokens", "dropped_tokens", "loaded_back_tokens", "fetched_tokens", "recomputed_tokens", "failed_copies", "copies_in_flight", "disk_tokens", "disk_bytes", "disk_written_tokens", "disk_bad_files")
+    __slots__ = ("backed_up_tokens", "dropped_tokens", "loaded_back_tokens", "fetched_tokens", "recomputed_tokens", "failed_copies", "copies_in_flight", "disk_tokens", "disk_bytes", "disk_written_tokens", "disk_bad_files", "disk_dropped_tokens")
     BACKED_UP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOADED_BACK_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +304,7 @@ class TierCounts(_message.Message):
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     DISK_WRITTEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DISK_BAD_FILES_FIELD_NUMBER: _ClassVar[int]
+    DISK_DROPPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     backed_up_tokens: int
     dropped_tokens: int
     loaded_back_tokens: int
@@ -315,7 +316,8 @@ class TierCounts(_message.Message):
     disk_bytes: int
     disk_written_tokens: int
     disk_bad_files: int
-    def __init__(self, backed_up_tokens: _Optional[int] = ..., dropped_tokens: _Optional[int] = ..., loaded_back_tokens: _Optional[int] = ..., fetched_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., failed_copies: _Optional[int] = ..., copies_in_flight: _Optional[int] = ..., disk_tokens: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., disk_written_tokens: _Optional[int] = ..., disk_bad_files: _Optional[int] = ...) -> None: ...
+    disk_dropped_tokens: int
+    def __init__(self, backed_up_tokens: _Optional[int] = ..., dropped_tokens: _Optional[int] = ..., loaded_back_tokens: _Optional[int] = ..., fetched_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., failed_copies: _Optional[int] = ..., copies_in_flight: _Optional[int] = ..., disk_tokens: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., disk_written_tokens: _Optional[int] = ..., disk_bad_files: _Optional[int] = ..., disk_dropped_tokens: _Optional[int] = ...) -> None: ...
 
 class CacheCounts(_message.Message):
     __slots__ = ("requests", "prompt_tokens", "hit_tokens", "miss_tokens")
