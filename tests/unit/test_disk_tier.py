@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from prefixmesh.errors import ConfigError
-from prefixmesh.worker.tiers import disk_files, disk_tier
+from prefixmesh.worker.tiers import disk_files, disk_work
 from prefixmesh.worker.tiers.disk_files import SUFFIX
 from prefixmesh.worker.tiers.disk_jobs import ReadDone, WriteDone
 from prefixmesh.worker.tiers.disk_runs import DiskIdentity, KvLayout
@@ -190,7 +190,7 @@ def test_a_full_disk_is_told_once_and_what_is_there_is_served(
     tier: DiskTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store(tier, long_key(32))
-    monkeypatch.setattr(disk_tier, "write_run", full_disk)
+    monkeypatch.setattr(disk_work, "write_run", full_disk)
     store(tier, long_key(32, first=500))
     store(tier, long_key(32, first=600))
     assert [record.message for record in caplog.records if "takes_no_more" in record.message] == [
@@ -241,7 +241,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Gate:
         gate()
         return write(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(disk_tier, "write_run", slow)
+    monkeypatch.setattr(disk_work, "write_run", slow)
     return gate
 
 

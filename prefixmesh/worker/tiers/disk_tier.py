@@ -10,29 +10,26 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
-
-import numpy as np
-import numpy.typing as npt
-import torch
+from typing import Final
 
 from prefixmesh.cache.base import PageIndices, RadixKey
 from prefixmesh.tokens import TOKEN_BYTES
-from prefixmesh.worker.tiers.disk_files import (
-    SUFFIX,
-    BadFileError,
-    WantedPages,
-    put_away,
-    read_pages,
-    write_run,
-)
-from prefixmesh.worker.tiers.disk_folder import lock_folder, mark_used, remove, take_stock
+from prefixmesh.worker.tiers.disk_files import SUFFIX
+from prefixmesh.worker.tiers.disk_folder import lock_folder, take_stock
 from prefixmesh.worker.tiers.disk_index import StoredFile
 from prefixmesh.worker.tiers.disk_jobs import DiskCounts, DiskPrefix, ReadDone, WriteDone
-from prefixmesh.worker.tiers.disk_runs import DiskIdentity, KvRun, UnitNames, file_stem, run_of, unit_names
+from prefixmesh.worker.tiers.disk_runs import DiskIdentity, UnitNames, file_stem, run_of, unit_names
 from prefixmesh.worker.tiers.disk_threads import JobThread
+from prefixmesh.worker.tiers.disk_work import (
+    DiskWork,
+    HostPages,
+    NewFile,
+    Read,
+    ReadJob,
+    WriteJob,
+    Written,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -50,68 +47,6 @@ CLOSE_WAIT_S: Final = 3.0
 
 HEADER_BYTES: Final = 2048
 """More than the header of a file takes; what it takes is known once it is written."""
-
-_Bytes = npt.NDArray[np.uint8]
-
-
-class HostPages(Protocol):
-    """Where KV is read from, and what memory for it looks like: ``HostPool``."""
-
-    @property
-    def storage(self) -> torch.Tensor:
-        """[pages, *page]."""
-        ...
-
-    def buffer(self, num_pages: int) -> torch.Tensor:
-        """Memory for pages in the same layout, [num_pages, *page]."""
-        ...
-
-
-class _NewFile(NamedTuple):
-    file: StoredFile
-    run: KvRun
-    host_pages: PageIndices
-
-
-@dataclass(frozen=True, slots=True)
-class _WriteJob:
-    number: int
-    removals: list[str]
-    """Files that gave way; before anything is written."""
-
-    files: list[_NewFile]
-    used: list[str]
-    """Files whose times are to tell, afterwards, that they were used: in this order."""
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadJob:
-    number: int
-    prefix: DiskPrefix
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    number: int
-    sizes: list[tuple[StoredFile, int | None]]
-    """Bytes of each file; None for one that was not written."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    done: ReadDone
-    missing: StoredFile | None = None
-    """A file that was not there, or not the one that it was."""
-
-    bad: StoredFile | None = None
-    """One that was put away, and under which name."""
-
-    bad_name: str = ""
-
-    @property
-    def number(self) -> int:
-        """The job's."""
-        return self.done.number
 
 
 class DiskTier:
@@ -134,9 +69,7 @@ class DiskTier:
         self.layout = identity.layout
         """Of the pages that are read and written."""
 
-        self._host = host
-        self._page_view = _page_bytes(host.storage)
-        self._clock = clock
+        self._work = DiskWork(folder, identity, host, clock)
         self._lock = lock_folder(folder)
         try:
             stock = take_stock(folder, identity, max_bytes)
@@ -155,14 +88,11 @@ class DiskTier:
 
         self._number = 0
         self._changed = threading.Condition()
-        self._done: list[_Written | _Read] = []
+        self._done: list[Written | Read] = []
         self._reads: set[int] = set()
         """Without an outcome that was taken."""
 
         self._cancelled: set[int] = set()
-        self._takes_no_more = False
-        """Set by the writer."""
-
         self._writer = JobThread("kv-disk-writer", self._write, MAX_WAITING_JOBS)
         self._reader = JobThread("kv-disk-reader", self._read, MAX_WAITING_JOBS)
 
@@ -193,9 +123,9 @@ class DiskTier:
         if not self.has_room():
             return None
         units = self.units(key)
-        files: list[_NewFile] = []
+        files: list[NewFile] = []
         for first, last in self._index.missing(units):
-            if self._takes_no_more:
+            if self._work.takes_no_more:
                 self._dropped_tokens += (last - first) * self.layout.unit_tokens
             elif (new := self._begin(units, first, last, host_pages)) is not None:
                 files.append(new)
@@ -204,7 +134,7 @@ class DiskTier:
         if not files:
             return None
         self.use(units)
-        job = _WriteJob(self._next_number(), self._removals, files, list(self._used))
+        job = WriteJob(self._next_number(), self._removals, files, list(self._used))
         self._removals, self._used = [], {}
         self._writer.put(job)
         return job.number
@@ -215,7 +145,7 @@ class DiskTier:
             return None
         number = self._next_number()
         self._reads.add(number)
-        self._reader.put(_ReadJob(number, prefix))
+        self._reader.put(ReadJob(number, prefix))
         return number
 
     def cancel(self, number: int) -> None:
@@ -233,7 +163,7 @@ class DiskTier:
                 self._cancelled.discard(each.number)
         outcomes: list[ReadDone | WriteDone] = []
         for each in ended:
-            if isinstance(each, _Written):
+            if isinstance(each, Written):
                 written = self._account_written(each)
                 outcomes.append(WriteDone(each.number, written))
             else:
@@ -273,7 +203,7 @@ class DiskTier:
         else:
             logger.error("disk.not_ended folder=%s waited_s=%.0f", self._folder, CLOSE_WAIT_S)
 
-    def _begin(self, units: UnitNames, first: int, last: int, host_pages: PageIndices) -> _NewFile | None:
+    def _begin(self, units: UnitNames, first: int, last: int, host_pages: PageIndices) -> NewFile | None:
         """A run of units on its way to the writer; None when the folder's bound has no room for it, beside what is being written."""
         run = run_of(units, first, last, self.layout)
         start, end = run.start_tokens // self.layout.page_size, run.end_tokens // self.layout.page_size
@@ -286,13 +216,13 @@ class DiskTier:
             return None
         self._removals += [each.name for each in gone]
         self._pending_bytes += size
-        return _NewFile(file, run, host_pages[start:end])
+        return NewFile(file, run, host_pages[start:end])
 
     def _next_number(self) -> int:
         self._number += 1
         return self._number
 
-    def _account_written(self, ended: _Written) -> int:
+    def _account_written(self, ended: Written) -> int:
         written = 0
         for file, size_bytes in ended.sizes:
             self._pending_bytes -= file.size_bytes
@@ -306,7 +236,7 @@ class DiskTier:
         self._written_tokens += written
         return written
 
-    def _account_read(self, ended: _Read) -> None:
+    def _account_read(self, ended: Read) -> None:
         if ended.missing is not None:
             self._index.remove(ended.missing)
         if ended.bad is not None:
@@ -315,79 +245,26 @@ class DiskTier:
 
     # From here on, the threads.
 
-    def _write(self, job: _WriteJob) -> None:
-        sizes: list[tuple[StoredFile, int | None]] = []
+    def _write(self, job: WriteJob) -> None:
+        result = Written(job.number, [(new.file, None) for new in job.files])
         try:
-            for name in job.removals:
-                remove(self._folder / name)
-            sizes += [(new.file, self._write_file(new)) for new in job.files]
-            mark_used(self._folder, job.used)
-        finally:
-            sizes += [(new.file, None) for new in job.files[len(sizes) :]]
-            self._tell(_Written(job.number, sizes))
-
-    def _write_file(self, new: _NewFile) -> int | None:
-        if self._takes_no_more:
-            return None
-        kv = self._page_view.take(new.host_pages, axis=0)
-        try:
-            stem = new.file.name.removesuffix(SUFFIX)
-            return write_run(self._folder, stem, new.run, self._identity, [kv.reshape(-1).data])
-        except OSError as error:
-            self._takes_no_more = True
-            logger.error("disk.takes_no_more folder=%s error=%s", self._folder, error)
-            return None
-
-    def _read(self, job: _ReadJob) -> None:
-        with self._changed:
-            is_cancelled = job.number in self._cancelled
-        result = _Read(ReadDone(job.number, 0, None, 0.0))
-        try:
-            if not is_cancelled:
-                result = self._read_prefix(job)
+            result = self._work.write(job)
         finally:
             self._tell(result)
 
-    def _read_prefix(self, job: _ReadJob) -> _Read:
-        began = self._clock()
-        size, prefix = self.layout.page_size, job.prefix
-        buffer = self._host.buffer(prefix.size_tokens // size)
-        view = _page_bytes(buffer)
-        end_tokens = prefix.start_tokens
-        missing = bad = None
-        bad_name = ""
-        for part in prefix.parts:
-            first = (part.start_tokens - prefix.start_tokens) // size
-            last = (part.end_tokens - prefix.start_tokens) // size
-            path = self._folder / part.file.name
-            tokens = prefix.key.tokens[: part.end_tokens * TOKEN_BYTES]
-            namespace = prefix.key.namespace
-            if 0 < prefix.key.boundary_tokens <= part.file.start_tokens:
-                namespace = prefix.key.tail
-            wanted = WantedPages(self._identity, namespace, tokens, part.start_tokens)
-            try:
-                read_pages(path, wanted, view[first:last].reshape(-1).data)
-            except FileNotFoundError:
-                missing = part.file
-                break
-            except (BadFileError, OSError) as error:
-                logger.warning("disk.bad_file file=%s problem=%s", part.file.name, error)
-                bad, bad_name = part.file, put_away(path).name
-                break
-            end_tokens = part.end_tokens
-        size_tokens = end_tokens - prefix.start_tokens
-        done = ReadDone(job.number, size_tokens, buffer if size_tokens else None, self._clock() - began)
-        return _Read(done, missing, bad, bad_name)
+    def _read(self, job: ReadJob) -> None:
+        with self._changed:
+            is_cancelled = job.number in self._cancelled
+        result = Read(ReadDone(job.number, 0, None, 0.0))
+        try:
+            if not is_cancelled:
+                result = self._work.read(job)
+        finally:
+            self._tell(result)
 
-    def _tell(self, result: _Written | _Read) -> None:
+    def _tell(self, result: Written | Read) -> None:
         with self._changed:
             self._done.append(result)
             self._changed.notify_all()
         if self.on_done is not None:
             self.on_done()
-
-
-def _page_bytes(pages: Any) -> _Bytes:
-    """A tensor of pages as rows of bytes, the same memory: [pages, bytes of a page]."""
-    rows: _Bytes = pages.view(torch.uint8).reshape(len(pages), -1).numpy()
-    return rows
