@@ -108,6 +108,11 @@ class FaultsNow(NamedTuple):
         """What is told of a prompt in which ``found`` tokens were cached."""
         return max(0, min(found + self.wrong_cached, prompt_tokens))
 
+    def admitted(self, event: Admitted, prompt_tokens: int) -> Admitted:
+        """What is told of an admission: a lie about all tiers together leaves to the host what it can."""
+        found = self.cached_tokens(event.cached_tokens, prompt_tokens)
+        return msgspec.structs.replace(event, cached_tokens=found, host_tokens=min(event.host_tokens, found))
+
     def summary(self, true: CacheSummary) -> CacheSummary:
         """What is told of the cache's sums."""
         if not self.wrong_sums:

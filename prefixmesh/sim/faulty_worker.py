@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from prefixmesh.config import EngineConfig
 from prefixmesh.errors import ConfigError, OverloadedError, PrefixmeshError, UnavailableError
 from prefixmesh.proto.cache_news import News
@@ -105,8 +103,7 @@ class FaultyEngine(InProcessEngine):
         async with aclosing(super().submit(command)) as events:
             async for event in events:
                 if isinstance(event, Admitted):
-                    told = self._faults.now().cached_tokens(event.cached_tokens, count(command.tokens))
-                    event = msgspec.structs.replace(event, cached_tokens=told)
+                    event = self._faults.now().admitted(event, count(command.tokens))
                 else:
                     await _until(partial(self._may_tell, event, count(command.resumed)))
                 yield event

@@ -70,6 +70,11 @@ class FleetFigures:
     failed: int
     prompt_tokens: int
     cached_tokens: int
+    """On all tiers."""
+
+    host_tokens: int
+    """Of those, what came from host tiers."""
+
     first_token_ms: tuple[float, float, float]
     """Median, 90th and 99th percentile, from the question to its first token at the router. Of those that had one."""
 
@@ -146,6 +151,7 @@ class SimulatedFleet:
             failed=sum(bool(one.error) for one in done),
             prompt_tokens=sum(one.prompt_tokens for one in done),
             cached_tokens=sum(one.cached_tokens for one in done),
+            host_tokens=sum(one.host_tokens for one in done),
             first_token_ms=(float(percentiles[0]), float(percentiles[1]), float(percentiles[2])),
             max_over_mean=_max_over_mean(list(sent.values())),
             busy_max_over_mean=_max_over_mean(busy),

@@ -19,7 +19,8 @@ def as_response(event: RequestEvent) -> pb.GenerateResponse:
     """The message that tells of an event. Raises the error that the call ends with."""
     match event:
         case Admitted():
-            cached = pb.CachedTokens(device=event.cached_tokens)
+            on_device = event.cached_tokens - event.host_tokens
+            cached = pb.CachedTokens(device=on_device, host=event.host_tokens)
             return pb.GenerateResponse(started=pb.Started(cached_tokens=cached))
         case TokensOut():
             return pb.GenerateResponse(

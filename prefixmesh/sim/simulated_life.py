@@ -6,8 +6,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-import msgspec
-
 from prefixmesh.cache.publisher import CachePublisher
 from prefixmesh.errors import OverloadedError, PrefixmeshError, UnavailableError, UsedTicketError
 from prefixmesh.fleet_secret import SECRET_BYTES, FleetSecret
@@ -275,8 +273,7 @@ class Life:
     def _answer(self, one: _OpenCall, event: RequestEvent, faults: FaultsNow) -> None:
         match event:
             case Admitted():
-                found = faults.cached_tokens(event.cached_tokens, count(one.call.submit.tokens))
-                event = msgspec.structs.replace(event, cached_tokens=found)
+                event = faults.admitted(event, count(one.call.submit.tokens))
             case TokensOut():
                 if one.has_begun and not one.call.every_token:
                     return

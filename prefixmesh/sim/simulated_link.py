@@ -23,6 +23,7 @@ from prefixmesh.sim.network import Network, Stream
 from prefixmesh.sim.simulated_calls import Watch, open_call
 from prefixmesh.sim.simulated_news import Place
 from prefixmesh.sim.simulated_worker import Description, SimulatedWorker
+from prefixmesh.worker.worker_reports import host_pool_of
 
 DESCRIBE_INTERVAL_S: Final = 1.0
 DESCRIBE_TIMEOUT_S: Final = 3.0
@@ -251,5 +252,10 @@ def _facts(worker: SimulatedWorker, told: Description) -> WorkerFacts:
         match_unit=info.page_size,
         page_size=info.page_size,
         total_tokens=info.max_total_tokens,
-        rates=Rates(stats.prefill_tokens_per_s, stats.decode_step_ms),
+        rates=Rates(
+            stats.prefill_tokens_per_s,
+            stats.decode_step_ms,
+            load_back_ms_per_token=stats.load_back_ms_per_token,
+        ),
+        host_pool=host_pool_of(stats.tiers),
     )

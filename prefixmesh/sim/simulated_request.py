@@ -66,6 +66,11 @@ class Answered:
     asked_at: float
     worker: str = ""
     cached_tokens: int = 0
+    """On all tiers."""
+
+    host_tokens: int = 0
+    """Of those, what came from the host."""
+
     first_token_at: float | None = None
     ended_at: float | None = None
     tokens: int = 0
@@ -251,7 +256,7 @@ class SimulatedRequest:
             return
         match message:
             case Admitted():
-                self._on_admitted(message.cached_tokens)
+                self._on_admitted(message)
             case TokensOut():
                 self._on_tokens()
             case Ended():
@@ -262,10 +267,11 @@ class SimulatedRequest:
         if isinstance(message, Ended) and not self.is_over:
             self._end(None)
 
-    def _on_admitted(self, cached_tokens: int) -> None:
+    def _on_admitted(self, admitted: Admitted) -> None:
         if self._attempts.number == 1:
-            self.answered.cached_tokens = cached_tokens
-        self._attempts.accepted(cached_tokens, self._sim.now)
+            self.answered.cached_tokens = admitted.cached_tokens
+            self.answered.host_tokens = admitted.host_tokens
+        self._attempts.accepted(admitted.cached_tokens, self._sim.now)
 
     def _on_tokens(self) -> None:
         if not self._has_own_token:

@@ -58,7 +58,7 @@ def check(scene: Scene) -> None:
 
 
 def check_seed(seed: int, rounds: int, requests: int = 60) -> Scene:
-    scene = Scene(seed, quality=SHAKY)
+    scene = Scene(seed, quality=SHAKY, host_ratio=(0.0, 3.0, 0.5)[seed % 3])
     rng = scene.sim.fork_rng("traffic")
     for _ in range(rounds):
         scene.network.set_quality(SHAKY)
@@ -145,6 +145,50 @@ def test_a_reader_that_takes_nothing_of_its_snapshot_is_cut_off(monkeypatch: pyt
     scene.worker.watch(stream, None, 0.1, "")
     scene.sim.run_for(QUIET_S)
     assert not stream.is_open
+    check(scene)
+
+
+def host_blocks(scene: Scene) -> int:
+    return len(scene.taker.index.held(scene.view.slot, Tier.HOST))
+
+
+def test_a_view_never_shows_more_on_the_host_than_has_room_there_and_ends_with_what_is() -> None:
+    """F26: a host tier filled beyond its capacity by a real engine's backups, many of which fail."""
+    troubles = [
+        Fault(kind=FaultKind.COPY_FAIL, at_s=0.5, for_s=0.3),
+        Fault(kind=FaultKind.COPY_DELAY, at_s=1.0, for_s=0.5, amount=100.0),
+    ]
+    scene = Scene(0, faults=FaultScript(troubles), host_ratio=0.5)
+    rng, came, before = random.Random(0), 0, 0
+    for number in range(110):
+        scene.sim.run_for(rng.expovariate(40.0))
+        # None begins like another, so that no two blocks have tokens in common.
+        scene.ask_for([number % 60, number // 60, *([7] * rng.randrange(60, 250))], rng.randrange(1, 40))
+        held = host_blocks(scene)
+        assert held * 64 <= 1000
+        came, before = came + max(0, held - before), held
+    assert came * 64 > 2 * 1000, "it was never full"
+    come_to_rest(scene)
+    check(scene)
+    assert host_blocks(scene) > 0
+    assert scene.worker.life is not None
+    assert scene.worker.life.engine.core.stats().tiers.failed_copies > 0
+
+
+def test_an_idle_worker_completes_its_backups_and_its_flush_is_believed() -> None:
+    """F54, F26."""
+    scene = Scene(0, host_ratio=2.0)
+    asked = scene.ask_for(list(range(64)) * 3, 3)
+    scene.run_until(lambda: asked.end == "length")
+    scene.sim.run_for(2.0)
+    assert scene.worker.life is not None
+    tiers = scene.worker.life.engine.core.stats().tiers
+    assert (tiers.copies_in_flight, tiers.host_protected_pages) == (0, 0)
+    assert tiers.backed_up_tokens == 3 * 64 + 2
+    assert host_blocks(scene) == 3
+    scene.worker.flush()
+    scene.sim.run_for(1.0)
+    assert host_blocks(scene) == 0
     check(scene)
 
 

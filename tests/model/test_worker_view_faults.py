@@ -141,7 +141,9 @@ def test_a_host_filled_beyond_its_capacity_is_never_seen_fuller_than_it_is(host_
     rng = random.Random(0)
     came, before = 0, 0
     for _ in range(400):
-        be_busy(scene, 1, rng, troubles=False)
+        scene.sim.run_for(rng.expovariate(100.0))
+        # One goes on like another or is another from its first token on, so that no two blocks have tokens in common.
+        scene.worker.use([rng.randrange(20)] * rng.randrange(1, 6 * BLOCK))
         if rng.random() < 0.1:
             scene.worker.forget()
         held = scene.view.state(Tier.HOST).count

@@ -33,6 +33,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="function")
 
 IDENTITY = ModelIdentity(vocab_size=300, context_length=4096)
 PROMPT = list(range(200))
+OTHER_PROMPT = list(range(1, 201))
 INSTANT = TimingModel(step_ms=0.0, prefill_ms_per_token=0.0)
 
 
@@ -76,6 +77,35 @@ async def test_it_answers_what_is_known_beforehand_and_finds_it_again(worker: Wo
         answer = await worker.generate(request(), ticket)
         assert answer.token_ids == expected_answer(namespace, PROMPT, 6, IDENTITY.vocab_size)
         assert answer.started.cached_tokens.device == cached
+
+
+async def test_its_host_tier_gives_back_what_its_device_had_to_forget(faults_path: Path) -> None:
+    """By the machine's clock: the backups of an idle worker are complete by themselves, and a copy that fails is computed."""
+    settings = EngineConfig(max_total_tokens=256, hicache_ratio=4.0)
+    timing = TimingModel(
+        step_ms=0.1, prefill_ms_per_token=0.1, load_back_ms_per_token=0.01, offload_ms_per_token=0.01
+    )
+    faults, secret = FaultFile(faults_path), fleet_secret.generate()
+    engine = FaultyEngine(settings, IDENTITY, timing, faults)
+    server = WorkerServer(WorkerConfig(engine=settings), secret, engine=engine, text=byte_text())
+    prompts = (PROMPT, OTHER_PROMPT, PROMPT, OTHER_PROMPT)
+
+    async def has_backed_up() -> bool:
+        tiers = (await engine.stats()).tiers
+        return tiers.backed_up_tokens >= len(PROMPT) and not tiers.copies_in_flight
+
+    async with running_worker(server, secret) as worker:
+        found = []
+        for number, prompt in enumerate(prompts):
+            if number == 3:
+                switch(faults_path, {"kind": "copy_fail"})
+            ticket = worker.ticket(namespace=b"n" * 16, request_id=f"request-{number}")
+            answer = await worker.generate(request(prompt), ticket)
+            assert answer.token_ids == expected_answer(b"n" * 16, prompt, 6, IDENTITY.vocab_size)
+            found.append(answer.started.cached_tokens)
+            await eventually(has_backed_up, 60.0)
+        assert [told.host > 100 for told in found] == [False, False, True, False]
+        assert found[2].device + found[2].host == 199
 
 
 async def test_it_tells_of_its_cache_and_its_rates(worker: Worker) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from prefixmesh.cache.events import SnapshotPart
@@ -31,7 +32,9 @@ REPORT_S: Final = 0.1
 SMALL: Final = EngineConfig(max_total_tokens=2000, max_running_requests=6, chunked_prefill_size=128)
 """A pool for some eight prompts, so that what is old is evicted all the time."""
 
-QUICK: Final = TimingModel(step_ms=1.0, prefill_ms_per_token=0.02)
+QUICK: Final = TimingModel(
+    step_ms=1.0, prefill_ms_per_token=0.02, load_back_ms_per_token=0.005, offload_ms_per_token=0.005
+)
 
 
 class ViewTaker:
@@ -85,12 +88,22 @@ class Scene:
     """One worker, one reader, one caller."""
 
     def __init__(
-        self, seed: int, *, quality: LinkQuality | None = None, faults: FaultScript | None = None
+        self,
+        seed: int,
+        *,
+        quality: LinkQuality | None = None,
+        faults: FaultScript | None = None,
+        host_ratio: float = 0.0,
     ) -> None:
         self.sim = Simulation(seed)
         self.network = Network(self.sim, quality)
         self.worker = SimulatedWorker(
-            self.sim, "worker", SMALL, QUICK, identity=ModelIdentity(vocab_size=VOCAB), faults=faults
+            self.sim,
+            "worker",
+            replace(SMALL, hicache_ratio=host_ratio),
+            QUICK,
+            identity=ModelIdentity(vocab_size=VOCAB),
+            faults=faults,
         )
         self.taker = ViewTaker(self.sim.now)
         self.watch = Watch(
@@ -148,7 +161,10 @@ class Scene:
         assert self.worker.life is not None
         cache = self.worker.life.engine.scheduler.kv._cache
         assert isinstance(cache, RadixCache)
-        held, there = self.taker.index.held(self.view.slot, Tier.DEVICE), cache.blocks(Tier.DEVICE)
-        if held == there:
-            return ""
-        return f"{len(held - there)} too many, {len(there - held)} missing; {self.view!r}"
+        for tier in Tier:
+            held, there = self.taker.index.held(self.view.slot, tier), cache.blocks(tier)
+            if held != there:
+                return (
+                    f"{tier.name}: {len(held - there)} too many, {len(there - held)} missing; {self.view!r}"
+                )
+        return ""

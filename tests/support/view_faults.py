@@ -78,11 +78,12 @@ class WorkerEnd:
         else:
             self.send_events()
 
-    def use(self) -> None:
+    def use(self, prompt: list[int] | None = None) -> None:
         """One request: a prompt is looked up, computed and kept, with eviction where the pool is full. One that the host could give more of
         waits for that in vain."""
         rng = self._rng
-        prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 6 * BLOCK))]
+        if prompt is None:
+            prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 6 * BLOCK))]
         key = RadixKey(Namespace(b"n" * 16), pack(prompt))
         match = self.cache.match_prefix(key, self._sim.now)
         if match.host_hit_length and self._bring_back(match):

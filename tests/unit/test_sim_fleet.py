@@ -66,6 +66,20 @@ def test_cost_finds_what_round_robin_scatters() -> None:
     assert scattered.cached_share < 0.5 * ours.cached_share
 
 
+def test_host_tiers_keep_what_devices_have_no_room_for() -> None:
+    """And the router sends requests to where the host has their prefix."""
+    requests = conversations(10, 4)
+    tight = replace(SMALL.engine, max_total_tokens=4096)
+    timing = replace(SMALL.timing, load_back_ms_per_token=0.01, offload_ms_per_token=0.01)
+    device_alone = replace(SMALL, engine=tight, timing=timing)
+    tiered = replace(SMALL, engine=replace(tight, hicache_ratio=8.0), timing=timing)
+    alone, both = (run_trace(requests, spec, COST) for spec in (device_alone, tiered))
+    assert alone.host_tokens == 0
+    assert both.host_tokens > 0.3 * both.cached_tokens
+    assert both.cached_share > 1.5 * alone.cached_share
+    assert both.cached_share == pytest.approx(0.6, abs=0.05)
+
+
 def test_one_seed_is_one_run() -> None:
     shaky = replace(SMALL, quality=LinkQuality(jitter_s=0.05), routers=2)
     requests = conversations(3, 3)
