@@ -16,6 +16,7 @@ from prefixmesh.worker.engine_client import EngineClient, RequestEvent
 from prefixmesh.worker.in_process_engine import InProcessEngine
 from prefixmesh.worker.messages import Admitted, Ended, EngineSampling, Stats, Submit, TokensOut
 from prefixmesh.worker.process_engine import ProcessEngine
+from prefixmesh.worker.tiers import disk_tier
 from tests.support.tiny_model import TinyShape, make_tiny_model
 
 PROMPT = [3 + position % 400 for position in range(2000)]
@@ -165,7 +166,10 @@ async def test_files_that_were_changed_are_never_answered_from(model: Path, tmp_
         assert stats.tiers.recomputed_tokens >= 1984
 
 
-async def test_a_second_engine_on_the_folder_is_refused(model: Path, tmp_path: Path) -> None:
+async def test_a_second_engine_on_the_folder_is_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_tier, "LOCK_WAIT_S", 0.0)
     async with running(model, tmp_path) as engine:
         with pytest.raises(ConfigError, match=f"in use by process {os.getpid()}"):
             async with running(model, tmp_path):

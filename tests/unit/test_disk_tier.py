@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from prefixmesh.errors import ConfigError
-from prefixmesh.worker.tiers import disk_files, disk_work
+from prefixmesh.worker.tiers import disk_files, disk_tier, disk_work
 from prefixmesh.worker.tiers.disk_files import SUFFIX
 from prefixmesh.worker.tiers.disk_jobs import ReadDone, WriteDone
 from prefixmesh.worker.tiers.disk_runs import DiskIdentity, KvLayout
@@ -215,9 +215,20 @@ def test_a_folder_that_vanishes_costs_what_was_in_it_and_no_more(tier: DiskTier,
     assert found(tier, long_key(32)) is None
 
 
-def test_two_tiers_on_one_folder_are_one_too_many(tier: DiskTier, tmp_path: Path) -> None:
+def test_two_tiers_on_one_folder_are_one_too_many(
+    tier: DiskTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_tier, "LOCK_WAIT_S", 0.0)
     with pytest.raises(ConfigError, match="in use by process"):
         open_tier(tmp_path)
+
+
+def test_who_comes_while_the_last_one_is_ending_waits_for_it(
+    tier: DiskTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_tier, "LOCK_WAIT_S", WAIT_S)
+    threading.Timer(0.1, tier.close).start()
+    open_tier(tmp_path).close()
 
 
 class Gate:

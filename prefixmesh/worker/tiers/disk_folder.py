@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -23,6 +24,7 @@ from prefixmesh.worker.tiers.disk_runs import DiskIdentity, names_of
 logger = logging.getLogger(__name__)
 
 LOCK_FILE: Final = "lock"
+LOCK_POLL_S: Final = 0.05
 _FOLDER_MODE: Final = 0o700
 _LOCK_MODE: Final = 0o600
 
@@ -44,22 +46,23 @@ class _Found(NamedTuple):
     is_foreign: bool
 
 
-def lock_folder(folder: Path) -> int:
-    """Make the folder if need be, and hold it for this process until the descriptor is closed, or the process ends, however it does. Raises
-    ConfigError when it cannot be used, and naming the holder when another process has it."""
+def lock_folder(folder: Path, wait_s: float = 0.0) -> int:
+    """Make the folder if need be, and hold it for this process until the descriptor is closed, or the process ends, however it does. Another
+    process that has it is given ``wait_s`` to end. Raises ConfigError when it cannot be used, and naming the holder when it stays held."""
     try:
         folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _LOCK_MODE)
     except OSError as error:
         raise ConfigError(f"disk_cache_dir cannot be used: {folder}: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "another process"
-        os.close(descriptor)
-        raise ConfigError(
-            f"disk_cache_dir is in use by {holder}: {folder}; give each worker a folder of its own"
-        ) from error
+    give_up_at = time.monotonic() + wait_s
+    while not _try_lock(descriptor):
+        if time.monotonic() >= give_up_at:
+            holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "another process"
+            os.close(descriptor)
+            raise ConfigError(
+                f"disk_cache_dir is in use by {holder}: {folder}; give each worker a folder of its own"
+            )
+        time.sleep(LOCK_POLL_S)
     with suppress(OSError):  # on a full disk nobody can be named
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()}".encode(), 0)
@@ -104,6 +107,14 @@ def remove(path: Path) -> None:
     """Remove a file; one that is gone, or cannot be removed, is left to the next start."""
     with suppress(OSError):
         path.unlink(missing_ok=True)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _read_or_put_away(path: Path) -> tuple[RunHeader | None, Path]:

@@ -45,6 +45,9 @@ PENDING_SHARE: Final = 8
 CLOSE_WAIT_S: Final = 3.0
 """For what is to be written when a worker ends: less than an engine's process is given to end."""
 
+LOCK_WAIT_S: Final = 5.0
+"""For the worker's last life to let go of the folder: it may be writing still what waited at its end."""
+
 HEADER_BYTES: Final = 2048
 """More than the header of a file takes; what it takes is known once it is written."""
 
@@ -70,7 +73,7 @@ class DiskTier:
         """Of the pages that are read and written."""
 
         self._work = DiskWork(folder, identity, host, clock)
-        self._lock = lock_folder(folder)
+        self._lock = lock_folder(folder, LOCK_WAIT_S)
         try:
             stock = take_stock(folder, identity, max_bytes)
         except BaseException:
