@@ -110,6 +110,7 @@ class PageAccounts:
         upper.priority = node.priority
         upper.lock_ref = node.lock_ref
         upper.pin_ref = node.pin_ref
+        upper.host_pin_ref = node.host_pin_ref
         upper.hash_value = node.hash_value[:blocks]
         upper.children = {lower_edge: node}
         upper.host_only_children = 0 if node.pages else 1

@@ -38,8 +38,8 @@ class TreeCalls:
     """Allocate so many device pages, evicting if need be, for an owner."""
     evict_host: Callable[[int, str, Rank, int], int]
     """Free so many host pages for an owner's newcomer, beside so many that it has taken already."""
-    gained: Callable[[TreeNode], None]
-    """Told of every node that came to the device by a restore, parents first."""
+    gained: Callable[[Tier, TreeNode], None]
+    """Told of every node that came to a tier by a copy between the two, parents first."""
     part_of: Callable[[TreeNode, int], TreeNode]
     """``Grower.part_of``."""
     insert: _Insert

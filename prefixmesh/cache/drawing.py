@@ -60,6 +60,8 @@ def _describe(node: TreeNode) -> str:
         parts.append(f"host {_pages(node.host_value)} host_ref_counter={node.host_ref_counter}")
     if node.pin_ref:
         parts.append(f"pins={node.pin_ref}")
+    if node.host_pin_ref:
+        parts.append(f"host_pins={node.host_pin_ref}")
     if node.payer.name:
         parts.append(f"payer={node.payer.name}")
     if node.priority:

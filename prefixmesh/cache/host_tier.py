@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from prefixmesh.cache.eviction import EvictionPolicy
 from prefixmesh.cache.node import INDEX_BYTES, TreeNode, unpack_pages
-from prefixmesh.cache.owners import OwnerLines, Payer, Quota
+from prefixmesh.cache.owners import NOBODY, OwnerLines, Payer, Quota
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.receipts import LockReceipt
 from prefixmesh.errors import DoubleReleaseError
@@ -19,13 +19,13 @@ from prefixmesh.errors import DoubleReleaseError
 class HostFigures(NamedTuple):
     """Where the pages of the host tier are: the last four are all there is."""
 
-    total: int
-    free: int
-    evictable: int
+    total: int = 0
+    free: int = 0
+    evictable: int = 0
     """Readable copies that could go for anybody."""
-    protected: int
+    protected: int = 0
     """Readable copies that a copy in flight, a pin or a floor keeps."""
-    copying: int
+    copying: int = 0
     """Destinations of backups in flight."""
 
 
@@ -45,6 +45,12 @@ class HostTier:
     def evictable_for(self, owner: str) -> int:
         """Host pages that ``owner`` could have. O(floors)."""
         return self.cached_pages - self.protected_pages - self.lines.sheltered_from(owner)
+
+    def figures(self, copying: int) -> HostFigures:
+        """Where the pages are, of which backups in flight own ``copying``. O(floors)."""
+        evictable = self.evictable_for(NOBODY)
+        kept = self.cached_pages - evictable
+        return HostFigures(self.allocator.total_pages, self.allocator.free_pages, evictable, kept, copying)
 
     def attach(self, node: TreeNode, packed: bytes, serial: int) -> None:
         """``node``'s copy is complete in the ``packed`` pages. Its children on the host must have entered before. O(1)."""

@@ -86,7 +86,9 @@ class _State:
         self.transfers = transfers
         self.copies: list[Copy] = list(transfers.in_flight) if transfers is not None else []
         cut_off = dict.fromkeys(accounts.detached.values())
-        for copy in self.copies:  # they alone lock host pages
+        for (
+            copy
+        ) in self.copies:  # a flush lets go of pins, so that copies alone lock what it cuts off on the host
             cut_off.update(dict.fromkeys(at for at in _path(copy.node) if at.payer is accounts.gone))
         self.detached = list(cut_off)
 
@@ -220,6 +222,8 @@ def _locks(state: _State) -> None:
         _require(node is root or node.on_device or not node.lock_ref, "{} is locked on the device", node)
         _require(node is root or node.on_host or not node.host_ref_counter, "{} is locked on the host", node)
         _require(node.pin_ref <= node.lock_ref, "{} has {} pins", node, node.pin_ref)
+        host_pins = node.host_pin_ref
+        _require(host_pins <= node.host_ref_counter, "{} has {} pins on the host", node, host_pins)
     for node in state.detached:
         locked = node.lock_ref + node.host_ref_counter
         _require(locked > 0, "{} was cut off by a flush and nobody reads it", node)

@@ -45,6 +45,7 @@ class TreeNode:
         "host_children",
         "host_only_children",
         "host_pages",
+        "host_pin_ref",
         "host_receipts",
         "host_ref_counter",
         "host_serial",
@@ -94,7 +95,9 @@ class TreeNode:
         """The same for its host pages."""
         self.host_receipts = 0
         self.pin_ref = 0
-        """Pins whose held prefix goes through here; each of them is a lock as well."""
+        """Pins whose prefix, as far as it is held on the device, goes through here; each of them is a lock as well."""
+        self.host_pin_ref = 0
+        """The same for pins of the host tier; each of them is a host lock as well."""
         self.creation_time = now
         self.last_access_time = now
         self.serial = 0

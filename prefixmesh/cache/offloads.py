@@ -71,6 +71,8 @@ class Offloads(CopyBook):
                 self._host.attach(at, part, self._accounts.serial)
                 stored.append(at)
         self._announce(Tier.HOST, stored)
+        for at in reversed(stored):
+            self._tree.gained(Tier.HOST, at)
         self._unlock(copy)
         # Part of the path may have had its copy before, and stands before what came below it now.
         self._host.touch_path(node, self._accounts.serial)

@@ -1,7 +1,7 @@
 """One pin, what it asks of the tree, and how much may be pinned.
 
-A pin is a *wish*: a prefix that should stay cached on this worker. It holds as much of it as the device has, by a lock like
-any other. Tokens are never shown: a pin is told by a digest.
+A pin is a *wish*: a prefix that should stay cached on one tier of this worker. It holds as much of it as the tier has, by a lock
+like any other. Tokens are never shown: a pin is told by a digest.
 """
 
 from dataclasses import dataclass, replace
@@ -13,6 +13,7 @@ from prefixmesh.cache.base import RadixKey
 from prefixmesh.cache.namespace import short_digest
 from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.receipts import LockReceipt
+from prefixmesh.cache.tier import Tier
 from prefixmesh.errors import ConfigError
 from prefixmesh.tokens import TOKEN_BYTES
 
@@ -25,7 +26,7 @@ class PinBudget:
     """How much may be pinned. Pages are those of the wishes, cached or missing, counted once per pin."""
 
     pages_per_owner: int | None = None
-    """Most pages one owner's pins cover; None: only ``pages_in_all`` binds."""
+    """Most pages one owner's pins of a tier cover; None: only ``pages_in_all`` binds."""
 
     pages_in_all: int | None = None
     """Most pages all pins cover; None: no bound, unless ``for_pool`` puts one in."""
@@ -52,7 +53,7 @@ class PinBudget:
 
 
 class Held(NamedTuple):
-    """How much of a key a tree has on the device, locked."""
+    """How much of a key a tree has on a pin's tier, locked."""
 
     node: TreeNode
     """Where it ends; the root when there is nothing of it."""
@@ -68,7 +69,7 @@ class Held(NamedTuple):
 
 
 class PinnedTree(Protocol):
-    """What a tree does for its pins."""
+    """What a tree does for its pins of one tier."""
 
     @property
     def page_size(self) -> int:
@@ -80,8 +81,8 @@ class PinnedTree(Protocol):
         ...
 
     def hold(self, key: RadixKey) -> Held:
-        """Lock the longest prefix of ``key`` that is on the device, making its end a node. A use for the order of eviction
-        alone: no time, no hit."""
+        """Lock the longest prefix of ``key`` that is on the tier, making its end a node. A use for the order of eviction alone: no
+        time, no hit."""
         ...
 
     def release(self, receipt: LockReceipt) -> None:
@@ -100,24 +101,27 @@ class PinStatus(NamedTuple):
     pages: int
     """Pages the whole wish covers: what its owner is charged."""
     held_tokens: int
-    """Tokens that are cached on the device and cannot be evicted."""
+    """Tokens that are cached on the pin's tier and cannot be evicted from it."""
     missing_tokens: int
     """Tokens that are not cached yet, or not any more."""
     expires_at: float | None
     """On the clock of the calls' ``now``; None: permanent."""
+    tier: Tier = Tier.DEVICE
+    """Where it is kept."""
 
 
 class Pin:
     """One owner's wish for one prefix. Compared and hashed by identity."""
 
-    __slots__ = ("digest", "expires_at", "held", "key", "owner", "pages")
+    __slots__ = ("digest", "expires_at", "held", "key", "owner", "pages", "tier")
 
-    def __init__(self, key: RadixKey, owner: str, pages: int) -> None:
+    def __init__(self, key: RadixKey, owner: str, pages: int, tier: Tier = Tier.DEVICE) -> None:
         self.key = key
         """The prefix, whole pages."""
         self.owner = owner
         self.pages = pages
         """How many those are."""
+        self.tier = tier
         self.digest = digest_of(key)
         self.expires_at: float | None = None
         """None: permanent."""
@@ -135,13 +139,15 @@ class Pin:
             held_tokens=held_tokens,
             missing_tokens=len(self.key.tokens) // TOKEN_BYTES - held_tokens,
             expires_at=self.expires_at,
+            tier=self.tier,
         )
 
     def __repr__(self) -> str:
         status = self.status()
+        where = "" if self.tier is Tier.DEVICE else f"{self.tier.name.lower()}, "
         ends = "permanent" if self.expires_at is None else f"expires_at={self.expires_at:g}"
         return (
-            f"Pin({self.owner!r}, {status.namespace}/{self.digest}, pages={self.pages}, "
+            f"Pin({self.owner!r}, {where}{status.namespace}/{self.digest}, pages={self.pages}, "
             f"held_tokens={status.held_tokens}, missing_tokens={status.missing_tokens}, {ends})"
         )
 

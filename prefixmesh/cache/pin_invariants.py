@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prefixmesh.cache.deadlines import STALE_ENTRIES
 from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.pin import Pin
+from prefixmesh.cache.tier import Tier
 from prefixmesh.errors import InvariantError
 from prefixmesh.tokens import TOKEN_BYTES
 
@@ -65,7 +66,7 @@ def _holds(table: "PinTable") -> str:
         held = pin.held
         if held is None or held.receipt.node is not held.node:
             return f"{pin} has no lock of what it holds"
-        tokens = sum(len(node.value) for node in _path(held.node)) * table.page_size
+        tokens = sum(map(table.held_pages, _path(held.node))) * table.page_size
         if tokens != held.held_tokens:
             return f"{pin} ends {tokens} tokens below the root"
         if (held.next_edge is None) != (tokens * TOKEN_BYTES == len(pin.key.tokens)):
@@ -82,7 +83,7 @@ def _waiting(table: "PinTable") -> str:
         return "not exactly the pins that miss something wait, each where it would go on"
     for parent, edge in expected:
         child = parent.children.get(edge)
-        if child is not None and child.on_device:
+        if child is not None and table.held_pages(child):
             return f"{child} is there and pins still wait for it"
     return ""
 
@@ -93,15 +94,17 @@ def _pages(table: "PinTable") -> str:
         if pin.held:
             refs.update(_path(pin.held.node))
     for node, pins in refs.items():
-        if node.pin_ref != pins or node.lock_ref < pins:
-            return f"{pins} pins go through {node}, whose pin_ref is {node.pin_ref}"
-    pages = sum(len(node.value) for node in refs)
+        locks = node.lock_ref if table.tier is Tier.DEVICE else node.host_ref_counter
+        if table.pins_through(node) != pins or locks < pins:
+            return f"{pins} pins go through {node}, which counts {table.pins_through(node)}"
+    pages = sum(map(table.held_pages, refs))
     return "" if table.pinned_pages == pages else f"{pages} pages are pinned"
 
 
 def _expiry(table: "PinTable") -> str:
     deadlines = table.deadlines
-    ends = [pin.expires_at for pin in table.pins.values() if pin.expires_at is not None]
+    pins = [pin for other in table.together for pin in other.pins.values()]
+    ends = [pin.expires_at for pin in pins if pin.expires_at is not None]
     for pin in table.pins.values():
         if deadlines.when(pin) != pin.expires_at:
             return f"{pin} is let go at {deadlines.when(pin)}"

@@ -1,17 +1,20 @@
-"""The pins of one worker's tree: who wants which prefix kept, for how long, and whether the budget allows it.
+"""The pins of one tier of a worker's tree: who wants which prefix kept there, for how long, and whether the budget allows it.
 
-A pin may come before what it pins. It holds what the device has, waits at the place where that ends for the rest to appear,
+A pin may come before what it pins. It holds what the tier has, waits at the place where that ends for the rest to appear,
 and so grows with whatever prompt is computed next; nobody has to look for it. After a flush it is a wish again, wholly missing.
 A charge is for the whole wish: a pin that was allowed is allowed however much of it comes to be held.
 
 There is no clock here: pins end in the calls that pass ``now``. The tree does ``hold`` and ``release`` for its pins, and calls
 
 * ``if now >= pins.next_expiry: pins.expire(now)`` where a match or an insert begins;
-* ``if pins.waiting: pins.grown(parent, edge)`` where one ends that gave ``parent`` a child ``edge`` on the device which it did
+* ``if pins.waiting: pins.grown(parent, edge)`` where one ends that gave ``parent`` a child ``edge`` on the tier which it did
   not have (of several new ones below each other, the topmost: nobody waits below what was missing);
 * ``pins.let_go()`` before a flush and ``pins.hold_again()`` after it.
 
-``TreeNode.pin_ref`` is counted here; a split copies it, and the tree never gives up a locked node, so never a pinned one.
+With a host tier there are two tables, each with a budget in its tier's pages. They share their ends, so that one look at
+``next_expiry`` is for both, and either's ``expire`` ends the pins of both.
+
+``TreeNode.pin_ref`` (``host_pin_ref``) is counted here; a split copies it, and the tree never gives up a locked node, so never a pinned one.
 """
 
 import math
@@ -19,7 +22,7 @@ from typing import Final
 
 from prefixmesh.cache.base import RadixKey
 from prefixmesh.cache.deadlines import Deadlines
-from prefixmesh.cache.node import TreeNode
+from prefixmesh.cache.node import INDEX_BYTES, TreeNode
 from prefixmesh.cache.pin import Held as Held
 from prefixmesh.cache.pin import Pin as Pin
 from prefixmesh.cache.pin import PinBudget as PinBudget
@@ -27,6 +30,7 @@ from prefixmesh.cache.pin import PinnedTree as PinnedTree
 from prefixmesh.cache.pin import PinStatus as PinStatus
 from prefixmesh.cache.pin import digest_of
 from prefixmesh.cache.pin_invariants import check_pins
+from prefixmesh.cache.tier import Tier
 from prefixmesh.errors import (
     AccessDeniedError,
     BudgetError,
@@ -34,6 +38,9 @@ from prefixmesh.errors import (
     NotFoundError,
 )
 from prefixmesh.tokens import TOKEN_BYTES
+
+_SLOTS: Final = {Tier.DEVICE: ("pin_ref", "pages"), Tier.HOST: ("host_pin_ref", "host_pages")}
+"""Where a node counts a tier's pins, and where it keeps its pages."""
 
 DEFAULT_BUDGET: Final = PinBudget()
 
@@ -50,15 +57,24 @@ class Account:
 
 
 class PinTable:
-    """The pins of one tree. Not thread-safe: the tree's loop owns it.
+    """The pins of one tier of a tree. Not thread-safe: the tree's loop owns it.
 
     * wish and unwish: ``add``, ``remove``, ``expire``
     * told by the tree: ``grown``, ``let_go``, ``hold_again``
     * look at: ``status``, ``of``, ``statuses``, ``charged_to``, ``check_invariants``
     """
 
-    def __init__(self, tree: PinnedTree, budget: PinBudget = DEFAULT_BUDGET) -> None:
+    def __init__(
+        self,
+        tree: PinnedTree,
+        budget: PinBudget = DEFAULT_BUDGET,
+        tier: Tier = Tier.DEVICE,
+        beside: "PinTable | None" = None,
+    ) -> None:
+        """``tree`` holds prefixes on this tier; ``beside`` is the same tree's table of the other one."""
         self._tree = tree
+        self.tier = tier
+        self._ref, self._held_pages = _SLOTS[tier]
         self.page_size = tree.page_size
         self.budget = budget
         self.next_expiry = math.inf
@@ -66,13 +82,17 @@ class PinTable:
         self.waiting: dict[tuple[TreeNode, bytes], dict[Pin, None]] = {}
         """Pins that are not wholly held, by where they would go on: (end of what is held, name of the missing child)."""
         self.pinned_pages = 0
-        """Pages on the device that at least one pin protects."""
+        """Pages on the tier that at least one pin protects."""
         self.charged_pages = 0
         """Pages of all wishes, counted once per pin."""
         self.pins: dict[tuple[RadixKey, str], Pin] = {}
         """All pins, oldest first; this, ``accounts`` and ``deadlines`` are for looking at, and changed here alone."""
         self.accounts: dict[str, Account] = {}
-        self.deadlines: Deadlines[Pin] = Deadlines()
+        self.deadlines: Deadlines[Pin] = Deadlines() if beside is None else beside.deadlines
+        self.together: list[PinTable] = [self] if beside is None else beside.together
+        """All tables of the tree, in the order of ``Tier``."""
+        if beside is not None:
+            self.together.append(self)
 
     def __len__(self) -> int:
         """How many pins there are. O(1)."""
@@ -91,7 +111,7 @@ class PinTable:
         self.expire(now)
         pin = self.pins.get((wish, owner))
         if pin is None:
-            pin = Pin(wish, owner, len(wish.tokens) // TOKEN_BYTES // self.page_size)
+            pin = Pin(wish, owner, len(wish.tokens) // TOKEN_BYTES // self.page_size, self.tier)
             self._require_room(pin)
             self._hold(pin)
             self._enter(pin)
@@ -115,15 +135,16 @@ class PinTable:
             raise NotFoundError(f"there is no pin of {digest_of(wish)}")
 
     def expire(self, now: float) -> list[Pin]:
-        """Let go of every pin whose time has come at ``now``; returns them, soonest first. O(1) before ``next_expiry``."""
+        """Let go of every pin whose time has come at ``now``, on every tier; returns them, soonest first. O(1) before
+        ``next_expiry``."""
         gone: list[Pin] = []
         while self.next_expiry <= now and (pin := self.deadlines.first()) is not None:
-            self._drop(pin)
+            self.together[pin.tier]._drop(pin)
             gone.append(pin)
         return gone
 
     def grown(self, parent: TreeNode, edge: bytes) -> None:
-        """``parent`` has a child ``edge`` on the device that it did not have: who waited there now holds what there is.
+        """``parent`` has a child ``edge`` on the tier that it did not have: who waited there now holds what there is.
 
         Call it with the tree's books closed: nodes may be split and locked here. O(1), and what ``hold`` costs for each pin
         that waited exactly there.
@@ -165,7 +186,7 @@ class PinTable:
     def check_invariants(self) -> None:
         """Recompute everything from the pins and the nodes they hold; raises InvariantError with the state. O(pins x depth).
 
-        What it cannot see is a ``pin_ref`` on a node that no pin holds: the tree compares ``pinned_pages`` with its own.
+        What it cannot see is a count of pins on a node that no pin holds: the tree compares ``pinned_pages`` with its own.
         """
         check_pins(self)
 
@@ -228,7 +249,7 @@ class PinTable:
             del self.accounts[pin.owner]
         self.charged_pages -= pin.pages
         self.deadlines.forget(pin)
-        self.next_expiry = self.deadlines.soonest
+        self._note_soonest()
 
     def _end_at(self, pin: Pin, expires_at: float | None) -> None:
         pin.expires_at = expires_at
@@ -236,7 +257,11 @@ class PinTable:
             self.deadlines.forget(pin)
         else:
             self.deadlines.set(pin, expires_at)
-        self.next_expiry = self.deadlines.soonest
+        self._note_soonest()
+
+    def _note_soonest(self) -> None:
+        for table in self.together:
+            table.next_expiry = self.deadlines.soonest
 
     # Holds.
 
@@ -245,9 +270,7 @@ class PinTable:
         held = self._tree.hold(pin.key)
         node = held.node
         while (parent := node.parent) is not None:
-            if not node.pin_ref:
-                self.pinned_pages += len(node.value)
-            node.pin_ref += 1
+            self._count(node, 1)
             node = parent
         self._let_go(pin)
         pin.held = held
@@ -267,8 +290,23 @@ class PinTable:
                 del self.waiting[held.node, held.next_edge]
         node = held.node
         while (parent := node.parent) is not None:
-            node.pin_ref -= 1
-            if not node.pin_ref:
-                self.pinned_pages -= len(node.value)
+            self._count(node, -1)
             node = parent
         self._tree.release(held.receipt)
+
+    def _count(self, node: TreeNode, change: int) -> None:
+        """One pin more or less goes through ``node``. O(1)."""
+        before: int = getattr(node, self._ref)
+        setattr(node, self._ref, before + change)
+        if not before or not before + change:
+            self.pinned_pages += change * self.held_pages(node)
+
+    def pins_through(self, node: TreeNode) -> int:
+        """How many pins of this tier are counted on ``node``. O(1)."""
+        pins: int = getattr(node, self._ref)
+        return pins
+
+    def held_pages(self, node: TreeNode) -> int:
+        """Pages that ``node`` has on this tier. O(1)."""
+        packed: bytes = getattr(node, self._held_pages)
+        return len(packed) // INDEX_BYTES

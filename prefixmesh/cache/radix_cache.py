@@ -35,7 +35,8 @@ from prefixmesh.cache.node import (
 )
 from prefixmesh.cache.owners import NOBODY, Quota, Rank
 from prefixmesh.cache.pages import PageAllocator
-from prefixmesh.cache.pins import Held, PinBudget, PinTable
+from prefixmesh.cache.pin_holds import DeviceHolds, HostHolds
+from prefixmesh.cache.pins import PinBudget, PinTable
 from prefixmesh.cache.seen_blocks import SeenBlocks
 from prefixmesh.cache.tier import Tier
 from prefixmesh.cache.transfers import Transfers, TreeCalls
@@ -63,7 +64,9 @@ class RadixOptions:
     host_quotas: Mapping[str, Quota] = field(default_factory=lambda: NO_QUOTAS)
     """The same in host pages."""
     pin_budget: PinBudget = field(default_factory=PinBudget)
-    """How much may be pinned; without a bound in all, a share of the pool."""
+    """How much may be pinned on the device; without a bound in all, a share of the pool."""
+    host_pin_budget: PinBudget = field(default_factory=PinBudget)
+    """The same on the host, in host pages."""
     events: EventSink = NO_EVENTS
     """Told of every whole block that comes to a tier or leaves it."""
 
@@ -110,10 +113,16 @@ class RadixCache:
         InternalError for a node that is no longer on the device. Nodes and receipts are for the cache alone that gave them."""
         self.release = self._accounts.release
         """``release(receipt)``: undo one lock. O(depth). Raises DoubleReleaseError, changing nothing, the second time."""
-        self.pins = PinTable(self, options.pin_budget.for_pool(allocator.total_pages))
-        """Prefixes that stay, by owner; pinning counts as a use for the order of eviction."""
+        holds = DeviceHolds(self._accounts, self._grower, page_size, self.can_hold)
+        self.pins = PinTable(holds, options.pin_budget.for_pool(allocator.total_pages))
+        """Prefixes that stay on the device, by owner; pinning counts as a use for the order of eviction."""
+        self.host_pins: PinTable | None = None
+        """Prefixes whose copy stays on the host; None without a host tier."""
         self._transfers: Transfers | None = None
         if self._host is not None:
+            host_holds = HostHolds(self._accounts, self._host, self._grower, page_size, self.can_hold)
+            budget = options.host_pin_budget.for_pool(self._host.allocator.total_pages)
+            self.host_pins = PinTable(host_holds, budget, Tier.HOST, beside=self.pins)
             calls = TreeCalls(
                 make_room=self._make_room,
                 evict_host=self._make_way,
@@ -171,16 +180,9 @@ class RadixCache:
     @property
     def host_figures(self) -> HostFigures:
         """Where the host tier's pages are; all 0 without one. O(1), O(floors) with quotas."""
-        host, transfers = self._host, self._transfers
-        if host is None or transfers is None:
-            return HostFigures(0, 0, 0, 0, 0)
-        return HostFigures(
-            total=host.allocator.total_pages,
-            free=host.allocator.free_pages,
-            evictable=host.evictable_for(NOBODY),
-            protected=host.cached_pages - host.evictable_for(NOBODY),
-            copying=transfers.destination_pages(Tier.HOST),
-        )
+        if self._host is None or self._transfers is None:
+            return HostFigures()
+        return self._host.figures(self._transfers.destination_pages(Tier.HOST))
 
     @property
     def double_releases(self) -> int:
@@ -191,6 +193,13 @@ class RadixCache:
     def node_count(self) -> int:
         """Nodes in the tree. O(1)."""
         return self._accounts.node_count
+
+    def pins_on(self, tier: Tier) -> PinTable:
+        """The prefixes that stay on this tier; the device's are ``pins``. Raises InternalError for a host tier that is not there."""
+        pins = self.pins if tier is Tier.DEVICE else self.host_pins
+        if pins is None:
+            raise InternalError("this cache has no host tier")
+        return pins
 
     @property
     def transfers(self) -> Transfers:
@@ -283,17 +292,6 @@ class RadixCache:
         whole = at > 0 and not at % self._page_size and not at % self._block_size
         return whole and len(key.tail) == len(key.namespace)
 
-    def hold(self, key: RadixKey) -> Held:
-        """For ``pins``: lock the longest prefix of ``key`` that is on the device, making its end a node. Counts as a use for
-        the order of eviction alone. As ``match_prefix`` and ``lock``."""
-        node, _, position, inside, shared = walk_device(self._accounts.root, key, self._page_bytes)
-        if inside is not None:
-            node = self._grower.part_of(inside, shared)
-        self._accounts.reorder(node)
-        wholly = position == len(key.tokens)
-        next_edge = None if wholly else edge_name(key, position, self._page_bytes)
-        return Held(node, self.lock(node), position // TOKEN_BYTES, next_edge)
-
     def evict(self, pages: int, owner: str = NOBODY) -> int:
         """Free exactly ``pages`` device pages, or all that ``owner`` may have when that is less; returns how many.
 
@@ -310,11 +308,13 @@ class RadixCache:
     def flush(self) -> None:
         """Forget everything: unlocked pages are free at once, locked ones when their receipts are released; pins stay, as
         wishes that are wholly missing. Begins a new epoch. O(nodes)."""
-        self.pins.let_go()
+        for pins in self.pins.together:
+            pins.let_go()
         self._accounts.detach_all()
         self._events.cleared()
         self.seen.cleared()
-        self.pins.hold_again()
+        for pins in self.pins.together:
+            pins.hold_again()
 
     def owned_pages(self, tier: Tier = Tier.DEVICE) -> PageIndices:
         """Every page of a tier that this cache owns, copies in flight among them, in no order. O(pages)."""
@@ -329,12 +329,13 @@ class RadixCache:
     def check_invariants(self) -> None:
         """Recompute every count from nothing; raises InvariantError with the tree drawn. O(nodes + pages + tokens)."""
         check_radix(self._accounts, self._transfers, self._page_bytes, self._block_size)
-        self.pins.check_invariants()
-        pinned = sum(len(node.value) for _, node in nodes_below(self._accounts.root) if node.pin_ref)
-        if pinned != self.pins.pinned_pages:
-            raise broken_rule(
-                "RadixCache", "pins", f"{pinned} pages are pinned, {self.pins!r}", self._accounts
-            )
+        for pins in self.pins.together:
+            pins.check_invariants()
+            nodes = (node for _, node in nodes_below(self._accounts.root) if pins.pins_through(node))
+            pinned = sum(map(pins.held_pages, nodes))
+            if pinned != pins.pinned_pages:
+                what = f"{pinned} pages are pinned, {pins!r}"
+                raise broken_rule("RadixCache", "pins", what, self._accounts)
         self.seen.check_invariants(self.blocks(Tier.DEVICE) | self.blocks(Tier.HOST))
 
     def render(self) -> str:
@@ -383,11 +384,11 @@ class RadixCache:
 
     def _make_way(self, pages: int, owner: str, newcomer: Rank, taken: int) -> int:
         """For ``transfers``: free host pages, but of what the policy would give up for the newcomer alone."""
-        return (
-            0 if self._host is None else self._evictor.evict_host(self._host, pages, owner, newcomer, taken)
-        )
+        assert self._host is not None
+        return self._evictor.evict_host(self._host, pages, owner, newcomer, taken)
 
-    def _gained(self, node: TreeNode) -> None:
-        """For ``transfers``: a restored node is on the device."""
-        if self.pins.waiting and node.parent is not None:
-            self.pins.grown(node.parent, node.edge)
+    def _gained(self, tier: Tier, node: TreeNode) -> None:
+        """For ``transfers``: a node has come to this tier."""
+        pins = self.pins.together[tier]
+        if pins.waiting and node.parent is not None:
+            pins.grown(node.parent, node.edge)

@@ -68,7 +68,7 @@ class Restores(CopyBook):
                 stored.append(at)
         self._announce(Tier.DEVICE, stored)
         for at in reversed(stored):
-            self._tree.gained(at)
+            self._tree.gained(Tier.DEVICE, at)
         self._unlock(copy)
         # Part of the path may have been inserted meanwhile, and stands before what came below it now.
         self._accounts.touch_device_path(node)

@@ -17,8 +17,9 @@ from prefixmesh.cache.base import LockReceipt, MatchResult, PageIndices, RadixKe
 from prefixmesh.cache.eviction import EvictionPolicy
 from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.owners import Quota
-from prefixmesh.cache.pin import PinBudget
+from prefixmesh.cache.pin import Pin, PinBudget
 from prefixmesh.cache.radix_cache import RadixOptions
+from prefixmesh.cache.tier import Tier
 from prefixmesh.cache.transfers import Copy, Fetch, HostRead, Offload, Restore
 from prefixmesh.errors import BudgetError
 from tests.support.canary_cache import CanaryCache
@@ -113,6 +114,7 @@ class TierRun:
                 block_size=BLOCK_PAGES * size,
                 quotas={"a": Quota(floor_pages=12), "b": Quota(ceiling_pages=30)},
                 pin_budget=PinBudget(pages_per_owner=16, pages_in_all=28),
+                host_pin_budget=PinBudget(pages_per_owner=16, pages_in_all=28),
             ),
             host=self.host,
         )
@@ -149,9 +151,12 @@ class TierRun:
     def settle(self) -> None:
         """All have ended: without pins nothing is protected, and everything can be evicted from both tiers."""
         self.cache.pins.expire(self.now)
-        self.counts["expired pins"] = self.counts["pins"] - self.counts["unpins"] - len(self.cache.pins)
-        for key, owner in list(self.cache.pins.pins):
-            self.cache.pins.remove(key, owner, self.now)
+        left = sum(len(self.cache.pins_on(tier)) for tier in Tier)
+        self.counts["expired pins"] = self.counts["pins"] - self.counts["unpins"] - left
+        for tier in Tier:
+            pins = self.cache.pins_on(tier)
+            for key, owner in list(pins.pins):
+                pins.remove(key, owner, self.now)
         self.check()
         cache, total = self.cache, self.options.device_pages + self.options.host_pages
         assert (cache.pinned_pages, cache.host_protected_pages, cache.double_releases) == (0, 0, 0)
@@ -385,17 +390,15 @@ class TierRun:
             self.cache.evict_host(rng.randint(1, 40), rng.choice(("", "a", "b")))
 
     def _pin(self) -> None:
-        """Pin, unpin, or read what is pinned: of that nothing may be missing."""
-        pins, rng = self.cache.pins, self.rng
+        """Pin, unpin, or read what is pinned, on either tier: of that nothing may be missing."""
+        tier, rng = self.rng.choice((Tier.DEVICE, Tier.DEVICE, Tier.HOST)), self.rng
+        pins = self.cache.pins_on(tier)
         pins.expire(self._tick())
         if pins.pins and rng.random() < 0.3:
             pins.remove(*rng.choice(list(pins.pins)), self.now)
             self.counts["unpins"] += 1
         if pins.pins:
-            pin = rng.choice(list(pins.pins.values()))
-            held = pin.status().held_tokens
-            self.counts["pinned tokens read"] += held
-            assert self.cache.match_prefix(pin.key, self.now).matched_tokens >= held
+            self._read_pinned(rng.choice(list(pins.pins.values())))
         if rng.random() < 0.6:
             key, owner = self.prompts.ask()
             before = len(pins)
@@ -404,6 +407,16 @@ class TierRun:
                 self.counts["pins"] += len(pins) - before  # else it was renewed
             except BudgetError:
                 self.counts["pins beyond budget"] += 1
+
+    def _read_pinned(self, pin: Pin) -> None:
+        """What a pin holds is matched, and read by that; on the host it may be on the device too."""
+        held = pin.status().held_tokens
+        self.counts["pinned tokens read"] += held
+        match = self.cache.match_prefix(pin.key, self.now)
+        found = match.matched_tokens + (match.host_hit_length if pin.tier is Tier.HOST else 0)
+        assert found >= held
+        if pin.tier is Tier.HOST:
+            self.counts["tokens pinned on the host"] += held
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.options.page_size)

@@ -82,8 +82,8 @@ class Copy:
     epoch: int
 
 
-PinName = tuple[str, Prompt]
-"""Whose, and what."""
+PinName = tuple[str, Prompt, Tier]
+"""Whose, what, and where."""
 
 
 @dataclass(slots=True)
@@ -178,9 +178,9 @@ class NaiveTiers:
         self.use([prefix for prefix in prefixes if prefix not in self.protected(tier)], [tier])
 
     def held(self, pin: PinName) -> Prompt:
-        """What a pin holds: as much as the device has."""
-        _, prompt = pin
-        return prompt.upto(self.on_device(prompt))
+        """What a pin holds: as much as its tier has."""
+        _, prompt, tier = pin
+        return prompt.upto(self._longest(prompt, [tier]))
 
     def pin(self, pin: PinName, until: float) -> None:
         """Make a pin, which uses what it holds; or renew it, which does not."""
@@ -188,15 +188,16 @@ class NaiveTiers:
             self.use(self.held(pin).prefixes(self.unit))
         self.pins[pin] = until
 
-    def pinned_units(self, owner: str | None = None) -> int:
-        """What the wishes of one owner, or all, cover: cached or not, and once per pin."""
-        return sum(len(p.tokens) // self.unit for who, p in self.pins if owner in (None, who))
+    def pinned_units(self, on: Tier, owner: str | None = None) -> int:
+        """What the wishes of one owner, or all, cover on a tier: cached or not, and once per pin."""
+        mine = [prompt for who, prompt, tier in self.pins if owner in (None, who) and tier is on]
+        return sum(len(prompt.tokens) // self.unit for prompt in mine)
 
     def unpin(self, pin: PinName) -> None:
         """A pin ends; what nothing protects any more was in use until now."""
-        held = self.held(pin).prefixes(self.unit)
+        held, tier = self.held(pin).prefixes(self.unit), pin[2]
         del self.pins[pin]
-        self.use([prefix for prefix in held if prefix not in self.protected(Tier.DEVICE)], [Tier.DEVICE])
+        self.use([prefix for prefix in held if prefix not in self.protected(tier)], [tier])
 
     def expire(self, now: float) -> list[PinName]:
         """All pins end whose time has come, each in its turn."""
@@ -211,11 +212,12 @@ class NaiveTiers:
 
     def protected(self, tier: Tier) -> set[Prefix]:
         """What must stay on the tier."""
-        return set(self.locks[tier]).union(self.pinned() if tier is Tier.DEVICE else ())
+        return set(self.locks[tier]).union(self.pinned(tier))
 
-    def pinned(self) -> Counter[Prefix]:
-        """What the pins hold, each as often as pins hold it."""
-        return Counter(prefix for pin in self.pins for prefix in self.held(pin).prefixes(self.unit))
+    def pinned(self, tier: Tier) -> Counter[Prefix]:
+        """What the pins of a tier hold, each as often as pins hold it."""
+        pins = [pin for pin in self.pins if pin[2] is tier]
+        return Counter(prefix for pin in pins for prefix in self.held(pin).prefixes(self.unit))
 
     def line(self, tier: Tier) -> list[Prefix]:
         """What may go, in the order in which it goes: by the policy's rank, then last use, then the longest first."""

@@ -8,8 +8,6 @@ naive model, and so is what its events say.
 
 import functools
 import itertools
-import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,24 +17,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from prefixmesh.cache.accounting import NO_QUOTAS
-from prefixmesh.cache.base import InsertResult, MatchResult, RadixKey
+from prefixmesh.cache.base import InsertResult, MatchResult
 from prefixmesh.cache.eviction import EvictionPolicy
 from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.owners import Quota
-from prefixmesh.cache.pins import PinBudget
 from prefixmesh.cache.publisher import CachePublisher
 from prefixmesh.cache.radix_cache import RadixCache, RadixOptions
 from prefixmesh.cache.tier import Tier
 from prefixmesh.cache.transfers import Copy as CopyInFlight
 from prefixmesh.cache.transfers import Fetch, HostRead, Offload, Restore
-from prefixmesh.errors import AccessDeniedError, BudgetError, DoubleReleaseError, NotFoundError
+from prefixmesh.errors import DoubleReleaseError
 from prefixmesh.ids import Epoch
-from tests.support.cache_machine import CacheMachine, RememberingPool, Request, as_list, as_pages
+from tests.support.cache_machine import RememberingPool, Request, as_list, as_pages
 from tests.support.event_readers import Follower, Listener
 from tests.support.naive_tiers import (
     Copy,
     NaiveTiers,
-    PinName,
     Prefix,
     Prompt,
     fingerprint,
@@ -44,13 +40,12 @@ from tests.support.naive_tiers import (
     prompt_of,
 )
 from tests.support.tier_machine_prompts import all_prompts
+from tests.support.tier_pins import PinningMachine
 from tests.support.tree_reader import nodes_of, read_tree
 
-OWNERS = ("acme", "globex")
 MAX_JOBS = 3
 """More would lock most of both tiers; the oldest ends when another begins."""
 POLICIES: st.SearchStrategy[EvictionPolicy] = st.sampled_from(["lru", "lru", "lfu", "priority"])
-TTLS = st.sampled_from([None, 3, 6, 10])
 
 
 @dataclass(slots=True)
@@ -70,16 +65,13 @@ class Job:
         return self.copy.epoch == epoch and self.copy.copied[-1] == prefix
 
 
-class TierMachine(CacheMachine):
+class TierMachine(PinningMachine):
     """Every operation of the radix cache but quotas."""
 
     tiers = tuple(Tier)
     host_total: ClassVar[int] = 16
     block_sizes: ClassVar[tuple[int, ...]] = (2, 3)
     quotas: Mapping[Tier, Mapping[str, Quota]] = dict.fromkeys(Tier, NO_QUOTAS)
-    budget: ClassVar[PinBudget] = PinBudget(
-        pages_per_owner=5, pages_in_all=8, pins_per_owner=3, pins_in_all=4
-    )
     cache: RadixCache
 
     def __init__(self) -> None:
@@ -89,7 +81,6 @@ class TierMachine(CacheMachine):
         self.ended: list[CopyInFlight] = []
         self.left_pages = 0
         self.priority = 0
-        self.pinned_before: Counter[PinName] = Counter()
 
     def make_cache(self, data: st.DataObject) -> None:
         policy = data.draw(POLICIES)
@@ -105,6 +96,7 @@ class TierMachine(CacheMachine):
             quotas=self.quotas[Tier.DEVICE],
             host_quotas=self.quotas[Tier.HOST],
             pin_budget=self.budget,
+            host_pin_budget=self.budget,
             events=self.listener,
         )
         self.cache = RadixCache(self.pool, self.page_size, options)
@@ -133,9 +125,10 @@ class TierMachine(CacheMachine):
 
     @rule(data=st.data())
     def write_through(self, data: st.DataObject) -> None:
-        """What is inserted is backed up at once."""
+        """What is inserted is backed up at once, now and then something that is pinned on the host."""
         self.make_way()
-        prompt = self.draw_prompt(data)
+        pinned = [prompt for _, prompt, tier in self.model.pins if tier is Tier.HOST]
+        prompt = data.draw(st.sampled_from(pinned)) if pinned else self.draw_prompt(data)
         result = self.insert_whole(prompt)
         if result is not None:
             self.begin_offload(self.whole_units(prompt), result.last_device_node)
@@ -165,10 +158,10 @@ class TierMachine(CacheMachine):
         copy = self.model.begin_fetch(wanted)
         self.fly(copy, self.begin_with_room(Tier.DEVICE, units - self.pool.free_pages, begin))
 
-    @precondition(lambda self: self.model.on[Tier.HOST])
-    @rule(data=st.data())
     def read_host(self, data: st.DataObject) -> None:
         """Somebody reads what the host has of a prompt, to write it down."""
+        if not self.model.on[Tier.HOST]:
+            return
         prompt = prompt_of(data.draw(st.sampled_from(sorted(self.model.on[Tier.HOST]))))
         self.make_way()
         node = self.checked_match(prompt).last_host_node
@@ -203,34 +196,6 @@ class TierMachine(CacheMachine):
         self.checked_match(prompt)
         self.note("a split of what is being copied", self.cache.node_count > nodes)
 
-    # Pins.
-
-    @rule(data=st.data(), owner=st.sampled_from(OWNERS), ttl=TTLS)
-    def pin(self, data: st.DataObject, owner: str, ttl: float | None) -> None:
-        """Somebody wants a prefix kept, cached or not; the budget may forbid it."""
-        prompt = self.draw_prompt(data)
-        wish = self.wish(prompt)
-        if wish.tokens:
-            self.checked_pin((owner, wish), ttl, prompt.key())
-
-    @precondition(lambda self: self.model.pins)
-    @rule(data=st.data())
-    def compute_what_is_pinned(self, data: st.DataObject) -> None:
-        """A prompt that somebody has pinned, or a part of it, is computed."""
-        _, prompt = data.draw(st.sampled_from(list(self.model.pins)))
-        self.insert_whole(prompt_of(data.draw(st.sampled_from(prompt.prefixes(self.unit)))))
-
-    @precondition(lambda self: self.model.pins)
-    @rule(data=st.data(), owner=st.sampled_from(OWNERS), renew=st.booleans())
-    def change_pin(self, data: st.DataObject, owner: str, renew: bool) -> None:
-        """A pin is renewed, or another owner's comes to stand beside it; or it ends, if it is its owner who ends it."""
-        _, prompt = data.draw(st.sampled_from(list(self.model.pins)))
-        if renew:
-            self.checked_pin((owner, prompt), data.draw(TTLS))
-            self.note("two owners pin one prefix", all((who, prompt) in self.model.pins for who in OWNERS))
-        else:
-            self.checked_unpin((owner, prompt))
-
     # Others.
 
     def others(self) -> list[Callable[[st.DataObject], None]]:
@@ -240,6 +205,7 @@ class TierMachine(CacheMachine):
             *[self.wait] * 3,
             *[self.let_others_ask] * 2,
             self.follow_anew,
+            *[self.read_host] * 2,
         ]
 
     def peek(self, data: st.DataObject) -> None:
@@ -261,16 +227,6 @@ class TierMachine(CacheMachine):
         assert self.cache.render() == before
         self.note("a second end of a copy")
 
-    def wait(self, data: st.DataObject) -> None:
-        """Time passes, and pins end with it."""
-        self.now += data.draw(st.sampled_from([1, 5, 20]))
-        ended = self.cache.pins.expire(self.now)
-        expected = self.model.expire(self.now)
-        assert [(pin.owner, pin.key) for pin in ended] == [
-            (owner, prompt.key()) for owner, prompt in expected
-        ]
-        self.note("a pin expired", bool(ended))
-
     def let_others_ask(self, data: st.DataObject) -> None:
         """Who asks from now on has another priority."""
         self.priority = data.draw(st.integers(0, 2))
@@ -284,7 +240,7 @@ class TierMachine(CacheMachine):
     def check(self) -> None:
         super().check()
         self.every_host_page_has_one_owner()
-        self.pins_hold_what_the_device_has()
+        self.pins_hold_what_their_tier_has()
         self.events_tell_the_blocks_of_each_tier()
         self.nodes_have_the_fingerprints_of_the_blocks_that_end_in_them()
 
@@ -303,37 +259,18 @@ class TierMachine(CacheMachine):
         """The tree, page by page, is what the model has: on which tiers, with which KV, how protected, how often used."""
         places = read_tree(self.cache)
         assert places.keys() == self.model.all_prefixes()
-        pinned = self.model.pinned()
+        pinned = {tier: self.model.pinned(tier) for tier in Tier}
         for prefix, place in places.items():
             node = place.node
             for tier in Tier:
                 page = place.page(tier)
                 assert (page is not None) == (prefix in self.model.on[tier])
                 assert page is None or self.pool_of(tier).contents.get(page) == prefix
-            assert node.lock_ref == self.model.locks[Tier.DEVICE][prefix] + pinned[prefix]
-            assert node.pin_ref == pinned[prefix]
-            assert node.host_ref_counter == self.model.locks[Tier.HOST][prefix]
+            locks = [self.model.locks[tier][prefix] + pinned[tier][prefix] for tier in Tier]
+            assert [node.lock_ref, node.host_ref_counter] == locks
+            assert [node.pin_ref, node.host_pin_ref] == [pinned[tier][prefix] for tier in Tier]
             assert (node.hit_count, node.priority) == (self.model.hits[prefix], self.model.priority[prefix])
             assert node.last_access_time == self.model.accessed[prefix]
-
-    def pins_hold_what_the_device_has(self) -> None:
-        pins = self.cache.pins
-        held = Counter({pin: len(self.model.held(pin).tokens) for pin in self.model.pins})
-        for (owner, prompt), tokens in held.items():
-            status = pins.status(prompt.key(), owner)
-            assert status is not None
-            assert (status.held_tokens, status.missing_tokens) == (tokens, len(prompt.tokens) - tokens)
-        assert len(pins) == len(held)
-        assert self.cache.pinned_pages == len(self.model.pinned())
-        assert pins.charged_pages == self.model.pinned_units()
-        self.note("a pin grew", any(0 < self.pinned_before[pin] < held[pin] for pin in held))
-        self.note("a pin that held nothing came to hold something", self.awoken(held))
-        self.pinned_before = held
-
-    def awoken(self, held: Counter[PinName]) -> bool:
-        """Whether a pin of something missing now holds it."""
-        before = self.pinned_before
-        return any(pin in before and not before[pin] and tokens for pin, tokens in held.items())
 
     def events_tell_the_blocks_of_each_tier(self) -> None:
         followed = self.follower.follow()
@@ -368,49 +305,6 @@ class TierMachine(CacheMachine):
 
     def all_prompts(self) -> list[Prompt]:
         return all_prompts(self.unit, self.max_units, self.block_size)
-
-    def wish(self, prompt: Prompt) -> Prompt:
-        """What a pin of this prompt keeps: whole pages, and no boundary without a tail."""
-        prompt = self.whole_units(prompt)
-        return prompt_of(prompt.prefix(len(prompt.tokens)))
-
-    def checked_pin(self, pin: PinName, ttl: float | None, key: RadixKey | None = None) -> None:
-        """Pin, in the model too, or be refused; perhaps by a key that names the same wish otherwise."""
-        owner, prompt = pin
-        self.model.expire(self.now)
-        if pin not in self.model.pins and not self.fits_budget(pin):
-            with pytest.raises(BudgetError):
-                self.cache.pins.add(key or prompt.key(), owner, self.now, ttl)
-            self.note("a pin beyond the budget")
-            return
-        self.cache.pins.add(key or prompt.key(), owner, self.now, ttl)
-        self.model.pin(pin, math.inf if ttl is None else self.now + ttl)
-
-    def checked_unpin(self, pin: PinName) -> None:
-        """Unpin, in the model too, or be refused."""
-        owner, prompt = pin
-        self.model.expire(self.now)
-        if pin in self.model.pins:
-            self.cache.pins.remove(prompt.key(), owner, self.now)
-            self.model.unpin(pin)
-            return
-        others = any(pinned == prompt for _, pinned in self.model.pins)
-        with pytest.raises(AccessDeniedError if others else NotFoundError):
-            self.cache.pins.remove(prompt.key(), owner, self.now)
-        self.note("another's pin was not removed", others)
-
-    def fits_budget(self, pin: PinName) -> bool:
-        """Whether one more pin is within what its owner and all may have."""
-        owner, prompt = pin
-        pages, budget = len(prompt.tokens) // self.unit, self.budget
-        assert budget.pages_per_owner is not None
-        assert budget.pages_in_all is not None
-        return (
-            self.model.pinned_units(owner) + pages <= budget.pages_per_owner
-            and self.model.pinned_units() + pages <= budget.pages_in_all
-            and sum(who == owner for who, _ in self.model.pins) < budget.pins_per_owner
-            and len(self.model.pins) < budget.pins_in_all
-        )
 
     def ask_match(self, prompt: Prompt) -> MatchResult:
         host_hit = self.model.anywhere(prompt) - self.model.on_device(prompt)
@@ -614,9 +508,7 @@ class TierMachine(CacheMachine):
     def empty(self) -> None:
         while self.jobs:
             self.end_job(self.jobs.pop(), arrived=True)
-        for owner, prompt in list(self.model.pins):
-            self.cache.pins.remove(prompt.key(), owner, 0)
-            self.model.unpin((owner, prompt))
+        self.unpin_all()
         super().empty()
         assert self.host_pool.free_pages == self.host_total
 
