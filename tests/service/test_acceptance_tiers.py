@@ -184,7 +184,7 @@ async def test_a_worker_that_starts_again_finds_its_prefixes_on_the_disk(model: 
     secret = (
         fleet_secret.generate()
     )  # a fleet's is in a file, and the same in each life: namespaces are made with it
-    prompt = some_tokens(4, 30 * PAGE)  # at most half of the device's pages are fetched for one prompt
+    prompt = some_tokens(4, 30 * PAGE)
     async with life(settings, secret) as worker:
         cold = await ask(worker, prompt)
 

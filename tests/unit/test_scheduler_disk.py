@@ -37,6 +37,12 @@ def test_what_only_the_disk_has_is_read_and_not_computed(page_size: int) -> None
     bench.check_at_rest()
 
 
+def test_a_prompt_as_large_as_the_pool_comes_from_the_disk_and_is_served() -> None:
+    bench = kept(device_pages=11)
+    assert bench.serve("again", [*PROMPT, 7], 0).disk_tokens == 10
+    bench.check_at_rest()
+
+
 def test_what_came_from_the_disk_is_backed_up_again_and_not_written_twice() -> None:
     bench = kept()
     bench.serve("again", [*PROMPT, 7])

@@ -30,9 +30,6 @@ MAX_READS: Final = 4
 MAX_READING_BYTES: Final = 1024 * 2**20
 """Memory for what is being read and copied, of all fetches together. A prefix that is longer is fetched as far as that goes."""
 
-PAGES_SHARE: Final = 2
-"""A fetch brings at most one part in so many of the device's pages: there must be room for its request, and for others."""
-
 LEAST_WAIT_S: Final = 2.0
 """A request that was set aside for so long, and ``PATIENCE`` times as long as was expected, is computed."""
 
@@ -162,7 +159,8 @@ class DiskFetches:
         self._load_backs = load_backs
         self._guessed_ms_per_token = page_bytes / cache.page_size / GUESSED_BYTES_PER_S * _MS_PER_S
         self._max_reading_pages = max(1, MAX_READING_BYTES // max(1, page_bytes))
-        self._max_pages = max(1, min(device_pages // PAGES_SHARE, self._max_reading_pages))
+        # A fetch brings no more than its request's own prompt, for which it would take the pages in any case.
+        self._max_pages = min(device_pages, self._max_reading_pages)
         self._wants: dict[str, _Want] = {}
         """By request id: of those that were looked at and are not admitted."""
 
