@@ -120,7 +120,8 @@ class Timings:
     first_token_ms: float
     decode_ms: float
     load_back_ms: float = 0.0
-    """Of ``prefill_ms``: the wait for KV from the host or the disk. 0 where there was none, and from servers older than this figure."""
+    """Of ``prefill_ms``: the wait for KV from the host; for the disk's a request waits before its admission. 0 where there was none, and from
+    servers older than this figure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

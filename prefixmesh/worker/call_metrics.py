@@ -136,7 +136,7 @@ class CallMetrics(Collector):
         usage, timings = finished.usage, finished.timings
         self.retokenized_tokens += usage.retokenized_tokens
         self.queued.observe(timings.queued_ms * _S_PER_MS)
-        if usage.cached_tokens.host or usage.cached_tokens.disk:
+        if usage.cached_tokens.host:
             self.load_back.observe(timings.load_back_ms * _S_PER_MS)
         if usage.completion_tokens:
             self.prefill.observe(timings.prefill_ms * _S_PER_MS)
@@ -172,7 +172,7 @@ class CallMetrics(Collector):
         yield self.prefill.family("prefixmesh_prefill_seconds", "From admission to the first token.")
         yield self.load_back.family(
             "prefixmesh_load_back_seconds",
-            "Of that, the wait for KV from the host or the disk, of answers that had some of there.",
+            "Of that, the wait for KV from the host, of answers that had some of there.",
         )
         yield self.first_token.family("prefixmesh_first_token_seconds", "From arrival to the first token.")
         yield self.decode.family("prefixmesh_decode_seconds", "From the first token to the last.")

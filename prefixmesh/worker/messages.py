@@ -218,7 +218,7 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Of those, what came from the disk."""
 
     load_back_ms: float = 0.0
-    """From admission until that had come."""
+    """From admission until the host's had come; the disk's came before it."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -229,7 +229,7 @@ async def test_times_and_tokens_are_those_that_callers_are_told() -> None:
 
 
 async def test_what_moves_between_the_tiers_is_told() -> None:
-    """Each figure under its own name; the wait for what came from below only of answers that had some."""
+    """Each figure under its own name; the wait for what came from the host only of answers that had some."""
     engine = ScriptedEngine()
     engine.tiers = TierCounts(
         host_total_pages=86,
@@ -254,7 +254,10 @@ async def test_what_moves_between_the_tiers_is_told() -> None:
         await worker.generate(REQUEST)
         engine.host_tokens = 3
         await worker.generate(REQUEST)
-        page = await until(worker, "prefixmesh_load_back_seconds_count", 1)
+        engine.host_tokens, engine.disk_tokens = 0, 3
+        await worker.generate(REQUEST)
+        page = await until(worker, "prefixmesh_requests_total", 3, outcome="stop")
+    assert page.value("prefixmesh_load_back_seconds_count") == 1
     assert page.value("prefixmesh_load_back_seconds_sum") == 0.0025
     pages = page.by("prefixmesh_host_pages", "state")
     assert pages == {"free": 50, "evictable": 20, "protected": 10, "arriving": 6}
