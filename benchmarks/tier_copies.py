@@ -3,8 +3,8 @@
     python benchmarks/tier_copies.py [--tokens 2048] [--repeats 15] [--page-size 1 --page-size 16] [--no-model] [--json FILE]
 
 `copies` are jobs of SmolLM2-135M's KV in float32 through the mover, pages that are neighbours and pages that are scattered, beside one memcpy
-of as many bytes (by one core, as the mover has). `beside` are a model's steps (random weights of the same shape) alone and
-with backups under way all the time. `asking` is what `await_layer` costs the model in a step: without a host tier, and with one where nothing is
+of as many bytes (by one core, as the mover has). `beside` are a model's steps on one core (random weights of the same shape) alone and with backups
+under way all the time on another. Times are those that the core gave, so that others on the machine change little. `asking` is what `await_layer` costs the model in a step: without a host tier, and with one where nothing is
 expected. Medians.
 """
 
@@ -91,11 +91,11 @@ def beside(page_size: int, repeats: int) -> list[dict[str, Any]]:
             for copying in (False, True):  # in turns, so that others on the machine hit both
                 if copying:
                     backups.begin()
-                done, started = backups.done, time.perf_counter()
+                done, began, started = backups.done, time.perf_counter(), time.thread_time()
                 runner.forward(plan)
-                times[copying].append(time.perf_counter() - started)
+                times[copying].append(time.thread_time() - started)
                 if copying:
-                    copied, spent = copied + backups.done - done, spent + times[True][-1]
+                    copied, spent = copied + backups.done - done, spent + time.perf_counter() - began
                     backups.end()
         alone_s, beside_s = statistics.median(times[False]), statistics.median(times[True])
         rows.append(
@@ -165,6 +165,7 @@ def main() -> None:
         rows = copy_rates(SMALL, size, torch.float32, CPU, tokens=options.tokens, repeats=options.repeats)
         found[f"copies, page size {size}"] = rows
     found["asking"] = asking(options.repeats)
+    torch.set_num_threads(1)
     for size in sizes if options.model else ():
         found[f"beside, page size {size}"] = beside(size, options.repeats)
     for title, rows in found.items():
