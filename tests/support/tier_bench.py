@@ -119,6 +119,15 @@ class TierBench:
             self.events += self.core.step(self._tick())
             self._check()
 
+    def until(self, condition: Callable[[], object], pause_s: float = 0.0, limit: int = 2000) -> None:
+        """Step until something holds; the clock goes on by ``pause_s`` more before each step."""
+        for _ in range(limit):
+            if condition():
+                return
+            self.now += pause_s
+            self.step()
+        raise AssertionError(f"it does not come to that in {limit} steps: {self.scheduler!r} {self.keeper!r}")
+
     def run(self, limit: int = 2000) -> None:
         """Until there is nothing left to do: copies that are held are, if nobody waits for them."""
         for _ in range(limit):

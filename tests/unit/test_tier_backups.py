@@ -42,7 +42,7 @@ def test_what_stands_below_a_backup_in_flight_waits_for_it_and_nothing_is_copied
     bench.submit("long", PROMPT, 2)
     bench.step(6)
     assert offloaded(bench) == [4]
-    while bench.mover.jobs:
+    for _ in range(4):
         bench.mover.finish()
         bench.run()
     assert sum(offloaded(bench)) == 11
@@ -154,8 +154,7 @@ def decoding_beside_a_backup(bench: TierBench) -> None:
 def test_who_needs_a_page_that_a_backup_is_about_to_free_sits_a_step_out_and_nobody_is_preempted() -> None:
     bench = TierBench(device_pages=12)
     decoding_beside_a_backup(bench)
-    while len(bench.output("grows")) < 2:
-        bench.step()
+    bench.until(lambda: len(bench.output("grows")) >= 2)
     before = bench.output("grows")
     bench.step(3)
     assert bench.output("grows") == before
@@ -171,8 +170,7 @@ def test_who_sits_out_waits_no_longer_than_a_copy_may_be_late() -> None:
     bench = TierBench(device_pages=12)
     decoding_beside_a_backup(bench)
     began = bench.now
-    while not bench.scheduler.preemptions:
-        bench.step()
+    bench.until(lambda: bench.scheduler.preemptions)
     assert bench.now - began < 2 * LATE_COPY_S
     bench.mover.holds = set()
     bench.mover.finish()
@@ -207,8 +205,7 @@ def test_a_preempted_request_is_computed_again_where_that_is_faster() -> None:
     fast = EngineRates(prefill_tokens_per_s=1e9)
     bench = TierBench(device_pages=20, rates=fast, write_policy="write_through_selective")
     crowd(bench)
-    while not bench.scheduler.preemptions:
-        bench.step()
+    bench.until(lambda: bench.scheduler.preemptions)
     assert offloaded(bench) == []
     bench.run()
     assert bench.output("two") == expected_output([11, 12, 13, 14], 12)

@@ -1,8 +1,12 @@
 """Load-backs through the whole core: a real tree, scheduler and keeper over a fake model that checks every slot it reads."""
 
+from collections.abc import Mapping
+
 import pytest
 
+from prefixmesh.cache.base import PageIndices
 from prefixmesh.cache.tier import Tier
+from prefixmesh.worker.engine import READY_WAIT_S
 from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.tiers.keeper import STUCK_COPY_S
 from prefixmesh.worker.tiers.load_backs import LEAST_LOAD_WAIT_S
@@ -219,8 +223,7 @@ def test_a_load_back_that_takes_too_long_is_waited_for_no_longer() -> None:
     bench.mover.holds = {"restore"}
     bench.submit("again", [*PROMPT, 7], 2)
     began = bench.now
-    while not bench.is_announced("again"):
-        bench.step()
+    bench.until(lambda: bench.is_announced("again"))
     assert began + LEAST_LOAD_WAIT_S <= bench.now < began + 1.5 * LEAST_LOAD_WAIT_S
     bench.run()
     assert bench.output("again") == expected_output([*PROMPT, 7], 2)
@@ -291,9 +294,7 @@ def test_a_copy_that_is_stuck_for_ever_keeps_nobody_waiting_for_ever() -> None:
     bench.serve("warm", PROMPT)
     bench.submit("big", list(range(20, 31)))
     began = bench.now
-    while bench.scheduler.queued:
-        bench.now += 0.5
-        bench.step()
+    bench.until(lambda: not bench.scheduler.queued, pause_s=0.5)
     assert bench.ended("big").reason == "no_room"
     assert bench.now >= began + 0.9 * STUCK_COPY_S
     bench.mover.finish()
@@ -317,4 +318,50 @@ def test_a_preempted_request_that_loads_comes_back_and_answers() -> None:
     bench.run()
     assert bench.output("again") == expected_output([*PROMPT, 7], 2)
     assert bench.output("decodes") == expected_output([40, 41, 42], 8)
+    bench.check_at_rest()
+
+
+def test_a_load_back_that_has_not_the_whole_prompts_pages_beside_it_is_undone() -> None:
+    """The cache promises what a floor keeps for another owner in the end: the pages that were taken for the load-back are free again."""
+    bench = warm(device_pages=32)
+    take, refused = bench.scheduler.kv._take_pages, []
+
+    def refuse_once(wanted: Mapping[str, int]) -> PageIndices | None:
+        if sum(wanted.values()) == 2 and not refused:
+            refused.append(wanted)
+            return None
+        return take(wanted)
+
+    bench.submit("other", [30, 31, 32], 5)
+    bench.step()
+    bench.scheduler.kv._take_pages = refuse_once  # type: ignore[method-assign]
+    bench.submit("again", [*PROMPT, 7, 8])
+    bench.run()
+    assert len(refused) == 1
+    assert bench.output("again") == expected_output([*PROMPT, 7, 8], 1)
+    assert bench.admitted("again").host_tokens == 10
+    bench.check_at_rest()
+
+
+def test_a_refusal_lowers_the_rate_that_it_was_refused_by() -> None:
+    bench = TierBench(rates=EngineRates(prefill_tokens_per_s=1e6), keeper={"load_back_ms_per_token": 50.0})
+    bench.serve("warm", PROMPT)
+    bench.evict()
+    before = bench.keeper.rates.load_back_ms_per_token
+    bench.serve("again", [*PROMPT, 7])
+    assert bench.keeper.rates.load_back_ms_per_token < before
+    bench.check_at_rest()
+
+
+def test_an_engine_with_nothing_but_loads_to_wait_for_waits_for_them_and_does_not_spin() -> None:
+    bench = warm()
+    bench.mover.holds = {"restore"}
+    waits: list[float] = []
+    bench.mover.on_wait = waits.append
+    bench.submit("again", [*PROMPT, 7])
+    bench.step(5)
+    assert len(waits) == 5
+    assert max(waits) <= READY_WAIT_S
+    bench.abort("again")
+    bench.run()
     bench.check_at_rest()
