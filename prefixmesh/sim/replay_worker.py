@@ -135,6 +135,7 @@ class ReplayWorker:
         self._step_ms = 0.0
         self._timer: Timer | None = None
         self._queued_tokens = 0
+        self._queued_squares: float = 0
         # Of all who decode, prompt tokens less the step at which each began: with the steps made, the tokens of their KV.
         self._kv_base = 0.0
         self.work_ms = 0.0
@@ -172,9 +173,8 @@ class ReplayWorker:
     @property
     def waiting_squares(self) -> float:
         """The sum of ``b**2 - a**2`` over them, ``a`` to ``b`` being what is to be computed of each."""
-        total = sum(_squares(job.request.input_length, job.uncached_tokens) for job in self._queue)
         prefill = self._prefill
-        return total + (
+        return self._queued_squares + (
             0.0 if prefill is None else _squares(prefill.job.request.input_length, self._left_tokens())
         )
 
@@ -200,6 +200,7 @@ class ReplayWorker:
         self._coming.update(job.names)
         self._queue.append(job)
         self._queued_tokens += job.uncached_tokens
+        self._queued_squares += _squares(request.input_length, job.uncached_tokens)
         if self._prefill is None:
             self._pass_time()
             self._begin_next()
@@ -212,6 +213,7 @@ class ReplayWorker:
             return
         job = self._queue.popleft()
         self._queued_tokens -= job.uncached_tokens
+        self._queued_squares -= _squares(job.request.input_length, job.uncached_tokens)
         if not self._at_once:
             self._find(job)
         load_ms = job.host_tokens * self.timing.load_back_ms_per_token
@@ -328,5 +330,5 @@ class ReplayWorker:
 
 
 def _squares(end: int, tokens: float) -> float:
-    begin = end - tokens
-    return end * end - begin * begin
+    """``end**2 - begin**2`` of the last ``tokens`` before ``end``. Whole numbers give a whole one: sums of those do not drift."""
+    return tokens * (2 * end - tokens)

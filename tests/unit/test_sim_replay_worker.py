@@ -96,6 +96,7 @@ def test_prompts_are_computed_in_turn_and_share_what_those_before_them_left() ->
     first, second = scene.ask(range(20)), scene.ask([*range(20), 30])
     assert scene.worker.held([Fingerprint(name) for name in range(20)]) == (20, 20)
     assert scene.worker.waiting_tokens == pytest.approx(200 + 10)
+    assert scene.worker.waiting_squares == pytest.approx(200**2 + 210**2 - 200**2)
     scene.run()
     assert (first.cached_tokens, second.cached_tokens) == (0, 200)
     assert waited_ms(second) - waited_ms(first) == pytest.approx(1.0 + 5.0)
