@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -28,11 +29,14 @@ PLAIN = TimingModel(
 class Bench:
     """A fake engine in virtual time, and what it has answered."""
 
-    def __init__(self, config: EngineConfig, identity: ModelIdentity = IDENTITY) -> None:
+    def __init__(
+        self, config: EngineConfig, identity: ModelIdentity = IDENTITY, timing: TimingModel = PLAIN
+    ) -> None:
         self.time = VirtualTime()
-        self.engine: FakeEngine = build_fake_engine(config, identity, PLAIN, self.time, decode_room_tokens=2)
+        self.engine: FakeEngine = build_fake_engine(config, identity, timing, self.time, decode_room_tokens=2)
         self.answers: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
+        self.host: dict[str, int] = {}
 
     def submit(
         self,
@@ -71,12 +75,22 @@ class Bench:
         while self.engine.core.has_work:
             self.step()
 
+    def rest(self) -> None:
+        """Until nothing is copied any more."""
+        while (due := self.engine.next_due()) is not None:
+            self.time.pass_until(due)
+            self.step()
+
+    def evict(self, pages: int) -> None:
+        self.engine.scheduler.kv._cache.evict(pages)  # type: ignore[attr-defined]
+
     def _note(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, TokensOut):
                 self.answers[event.request_id] += event.token_ids
             elif isinstance(event, Admitted):
                 self.cached[event.request_id] = event.cached_tokens
+                self.host[event.request_id] = event.host_tokens
 
 
 @pytest.mark.parametrize(("page_size", "chunk"), [(1, 16), (4, 32), (16, 0)])
@@ -175,6 +189,50 @@ def test_prefill_in_pieces_takes_what_it_takes_whole() -> None:
     assert pieces == pytest.approx(H100_8B.prefill_ms(1000))
 
 
+TIERED = EngineConfig(max_total_tokens=100, hicache_ratio=3.0)
+COPIES = replace(PLAIN, load_back_ms_per_token=0.25, offload_ms_per_token=0.25)
+
+
+def test_host_tier_has_the_pages_that_its_flags_say() -> None:
+    identity = replace(IDENTITY, kv_bytes_per_token=1 << 20)
+    settings = EngineConfig(page_size=16, max_total_tokens=1600)
+    sized = (
+        replace(settings, hicache_ratio=2.5),
+        replace(settings, hicache_size=0.5),
+        replace(settings, hicache_ratio=9.0, hicache_size=0.25),
+    )
+    pages = [build_fake_engine(one, identity, PLAIN, VirtualTime()).core.stats().tiers for one in sized]
+    assert [tiers.host_total_pages for tiers in pages] == [250, 32, 16]
+    assert build_fake_engine(settings, identity, PLAIN, VirtualTime()).mover is None
+
+
+def test_steps_overlap_with_what_comes_from_the_host_layer_by_layer() -> None:
+    """The copy of 60 tokens takes 15 ms, a step of 20 ms that reads them no longer than that when it begins after a layer has come."""
+    bench = Bench(TIERED, timing=COPIES)
+    prompt = list(range(60))
+    bench.submit("cold", prompt, 1)
+    bench.run()
+    bench.rest()
+    bench.evict(100)
+    began = bench.time.now()
+    bench.submit("again", [*prompt, 7], 1)
+    bench.run()
+    assert (bench.cached["again"], bench.host["again"]) == (60, 60)
+    assert bench.answers["again"] == expected_answer(NAMESPACES[0], [*prompt, 7], 1, VOCAB)
+    step_s, copy_s = 17.1 / 1e3, 15.0 / 1e3
+    assert max(step_s, copy_s) < bench.time.now() - began < step_s + copy_s
+
+
+def test_copies_that_nobody_waits_for_take_no_time_of_steps() -> None:
+    took = []
+    for config in (TIERED, replace(TIERED, hicache_ratio=0.0)):
+        bench = Bench(config, timing=COPIES)
+        bench.submit("one", list(range(60)), 3)
+        bench.run()
+        took.append(bench.time.now())
+    assert took[0] == took[1]
+
+
 def test_delay_is_added_to_every_step() -> None:
     bench = Bench(EngineConfig(max_total_tokens=400))
     bench.engine.runner.delay_ms = lambda: 1000.0
@@ -186,5 +244,12 @@ def test_delay_is_added_to_every_step() -> None:
 def test_what_a_fake_worker_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="adapter_root"):
         build_fake_engine(EngineConfig(adapter_root="adapters"), IDENTITY, PLAIN, VirtualTime())
+    with pytest.raises(
+        ConfigError, match="no page of 131,072 bytes fits in a host tier of hicache_size=1e-09"
+    ):
+        build_fake_engine(EngineConfig(hicache_size=1e-9), IDENTITY, PLAIN, VirtualTime())
+    settings = EngineConfig(hicache_ratio=1.0, disk_cache_dir="kept")
+    with pytest.raises(ConfigError, match="disk_cache_dir"):
+        build_fake_engine(settings, IDENTITY, PLAIN, VirtualTime())
     with pytest.raises(ConfigError, match="step_ms must be milliseconds from 0 on, got nan"):
         TimingModel(step_ms=float("nan"), prefill_ms_per_token=0.0)
