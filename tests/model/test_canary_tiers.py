@@ -49,6 +49,10 @@ def serve(run: TierRun) -> None:
         "refused after a flush": 1,
     }.items():
         assert counts[what] >= least * floor, what
+    # F51: nothing that is kept for ever eats into the room for what is asked for.
+    first, second = run.hit_rates()
+    assert 0.2 < first < 0.9
+    assert abs(second - first) < 0.06, (first, second)
     assert counts["flushes in flight"] >= 1
     assert counts["restores without room"] >= 1
     assert cache.duplicate_pages >= 500 * floor

@@ -148,6 +148,12 @@ class TierRun:
         self.counts["tree reads"] += 1
         self.cache.read_tree()
 
+    def hit_rates(self) -> tuple[float, float]:
+        """Shares of what was asked for that either tier had when it was: in the first half of all requests, and in the second."""
+        counts = self.counts
+        first = counts["found by the first half"] / counts["asked by the first half"]
+        return first, counts["found by the second half"] / counts["asked by the second half"]
+
     def settle(self) -> None:
         """All have ended: without pins nothing is protected, and everything can be evicted from both tiers."""
         self.cache.pins.expire(self.now)
@@ -181,6 +187,10 @@ class TierRun:
             table = np.zeros(self._pages_for(chain.length), dtype=np.int32)
             visit = Visit(self.counts["requests"], key, chain, owner, table)
             self.visits.append(visit)
+            half = 2 * self.counts["requests"] > self.options.requests
+            found = self.cache.peek_tiers(key)
+            self.counts["found by the second half" if half else "found by the first half"] += sum(found)
+            self.counts["asked by the second half" if half else "asked by the first half"] += chain.length
             self._begin(visit)
 
     def _begin(self, visit: Visit) -> None:
