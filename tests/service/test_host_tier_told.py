@@ -12,6 +12,7 @@ from prefixmesh import fleet_secret
 from prefixmesh.config import EngineConfig, WorkerConfig
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import router_pb2
+from prefixmesh.router import worker_link
 from prefixmesh.router.worker_view import Trust
 from prefixmesh.sim.fake_engine import ModelIdentity
 from prefixmesh.sim.faulty_worker import FaultFile, FaultyEngine
@@ -39,9 +40,9 @@ IDENTITY = ModelIdentity(
     kv_bytes_per_token=1024,
 )
 TIMING = TimingModel(
-    step_ms=1.0, prefill_ms_per_token=0.1, load_back_ms_per_token=0.005, offload_ms_per_token=0.005
+    step_ms=1.0, prefill_ms_per_token=0.04, load_back_ms_per_token=0.002, offload_ms_per_token=0.002
 )
-"""Twenty times as quick to load as to compute: a prompt takes 50 ms, and 2.4 to come back."""
+"""Twenty times as quick to load as to compute: a prompt takes 20 ms, and one to come back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,7 @@ class Stage:
 @pytest.fixture
 async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     monkeypatch.setattr(metrics, "LEAST_INTERVAL_S", 0.0)
+    monkeypatch.setattr(worker_link, "DESCRIBE_INTERVAL_S", 0.05)
     secret = fleet_secret.generate()
     server = WorkerServer(
         WorkerConfig(engine=SETTINGS, metrics_port=0),
