@@ -88,12 +88,12 @@ class Effort:
     load_back_repeats: int = 8
     decoders: int = 8
     decoder_prompt_tokens: int = 256
-    decode_steps: int = 96
+    decode_steps: int = 48
     arrival_every: int = 16
     """Steps between prompts that come while others decode, and whose KV is backed up meanwhile."""
 
     arrival_tokens: int = 512
-    backup_repeats: int = 3
+    backup_repeats: int = 6
     restart_prefixes: int = 3
 
     @property
