@@ -15,8 +15,8 @@ from prefixmesh.bench.engine_drive import Served
 from prefixmesh.bench.tier_stage import Stage, TierEngine
 from prefixmesh.model_files.source import resolve_model
 
-POOL_PREFIXES: Final = 2.25
-"""Of those asked for, in the device's pool: at most half of its pages are fetched for one prompt."""
+POOL_PREFIXES: Final = 1.25
+"""Of those asked for, in the device's pool: all of them, and their questions."""
 
 
 def take_restart(stage: Stage) -> None:
