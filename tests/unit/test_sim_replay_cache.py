@@ -28,6 +28,15 @@ def test_ends_go_before_beginnings_and_old_before_new() -> None:
     assert cache.held(prompt(1, 2, 3)) == (2, 2)
 
 
+def test_beginning_that_is_used_again_is_still_the_last_of_its_prompt_to_go() -> None:
+    cache = BlockCache(3)
+    cache.use(prompt(1, 2, 3))
+    cache.use(prompt(1, 2, 3))
+    (change,) = cache.use(prompt(8))
+    assert change.went == prompt(3)
+    assert cache.held(prompt(1, 2, 3)) == (2, 2)
+
+
 def test_what_is_used_again_is_new_again_and_tells_nothing() -> None:
     cache = BlockCache(3)
     cache.use(prompt(1))
