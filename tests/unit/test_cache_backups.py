@@ -146,10 +146,10 @@ def test_each_part_of_a_prompt_comes_in_its_own_rank() -> None:
 def test_who_is_at_its_ceiling_takes_its_own_room() -> None:
     """Also for the end of a path of several nodes: what it has taken for the front counts."""
     tree = Tree(host=10, host_quotas={"acme": Quota(ceiling_pages=4)})
-    tree.put(1, 2, 3, 4, owner="acme")
-    back_up(tree, 1, 2, 3, 4)
     tree.put(*range(20, 26))
     back_up(tree, *range(20, 26))
+    tree.put(1, 2, 3, 4, owner="acme")
+    back_up(tree, 1, 2, 3, 4)
     tree.put(5, 6, 7, 8, owner="acme")
     tree.match(5, 6)
     assert back_up(tree, 5, 6, 7, 8) == 4
