@@ -41,10 +41,15 @@ def hit_share(policy: str, pools: tuple[int, int], seed: int, *, prefer_shared: 
     """Share of the blocks asked for that either tier had."""
     rng = random.Random(seed)
     hits: dict[Block, int] = {}
-    rank = (lambda block: (hits[block],)) if policy == "lfu" else (lambda block: (0,))
+
+    def rank(block: Block) -> tuple[int, ...]:
+        return (hits[block] if policy == "lfu" else 0,)
+
+    def shared_first(block: Block) -> tuple[int, ...]:
+        return (*rank(block), block not in device.used)
+
     device = Tier(pools[0], rank)
-    shared = (lambda block: (*rank(block), block not in device.used)) if prefer_shared else rank
-    host = Tier(pools[1], shared)
+    host = Tier(pools[1], shared_first if prefer_shared else rank)
     lengths, lives = [FIRST_BLOCKS] * CONVERSATIONS, [0] * CONVERSATIONS
     weights = [1 / (place + 1) ** 0.8 for place in range(CONVERSATIONS)]
     found = asked = 0
