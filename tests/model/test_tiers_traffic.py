@@ -65,7 +65,7 @@ def test_no_answer_is_wrong_and_nothing_is_left_of_ten_thousand_steps() -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("number", range(200, 215))
 def test_no_answer_is_wrong_and_nothing_is_left_of_ten_thousand_steps_of_one_pool(number: int) -> None:
-    assert run(range(number, number + 1), 10_000, check_every=1)["length"] > 1000
+    assert run(range(number, number + 1), 10_000, check_every=1)["length"] > 300
 
 
 @pytest.mark.deep
