@@ -59,8 +59,8 @@ class Call:
         """The worker whose channel is held for the attempt."""
 
         self._reading_since_s: float | None = None
-        self._is_silent = False
-        """Whether the attempt was ended because nothing came."""
+        self._silent: Any = None
+        """The attempt that was ended because nothing came."""
 
         self._giving_back: Any = None
         self._stream: Any = None
@@ -136,18 +136,18 @@ class Call:
         """See ``idle_thread.WatchedCall``; any thread."""
         return self._reading_since_s if self._course.owes_token else None
 
-    def end_silent(self) -> None:
+    def end_silent(self, since_s: float) -> None:
         """See ``idle_thread.WatchedCall``; any thread."""
-        with self._lock:
-            self._is_silent, active = True, self._active
-        active.cancel()
+        stream = self._stream  # before it is seen that its reader still waits: what the reader goes on to must not be ended for it
+        if self._reading_since_s == since_s:
+            self._silent = stream
+            stream.cancel()
 
     def _judge(self, failure: grpc.RpcError, *, of_router: bool = False) -> Broken:
         if self._cancelled.is_set() or self._is_closed():
             raise CancelledError(_CANCELLED) from failure
         plan = self._course.plan
-        if self._is_silent and self._workers is not None and not of_router:
-            self._is_silent = False
+        if self._silent is not None and self._silent is self._stream and self._workers is not None:
             return silent(self._held, self._workers.idle.timeout_s)
         return self._target.judge(failure, "" if plan is None or of_router else plan.worker)
 

@@ -49,7 +49,7 @@ class Course:
         self._plan = plan
         self._memory = memory
         self._resumes = resumes
-        self._goes_on = False
+        self._goes_on = self._answers = False
         self._begin()
         self.request = request
         """What the next attempt asks of the router."""
@@ -65,12 +65,14 @@ class Course:
 
     @property
     def owes_token(self) -> bool:
-        """Whether a worker that is read directly has begun to answer, so that its silence is a failure."""
-        return self.plan is not None and self._record.has_token
+        """Whether a worker that is read directly has begun to answer, so that its silence is a failure. Each attempt's own first token may
+        take as long as it does: a worker that goes on with an answer computes its prompt first. O(1); any thread may ask."""
+        return self._answers and self.plan is not None
 
     def routed(self, answer: router_pb2.RouteResponse) -> pb.GenerateRequest:
         """The router named a worker; what to send it."""
         assert self._plan is not None
+        self._answers = False
         self._ride.answered()
         return self._plan.routed(answer)
 
@@ -87,7 +89,9 @@ class Course:
             self._ride.answered()
         if self._plan is not None:
             response = self._plan.complete(response)
-        match response.WhichOneof("event"):
+        event = response.WhichOneof("event")
+        self._answers |= event not in (None, "started")
+        match event:
             case "started" if self._lived.started_s is None:
                 self._lived.started_s = now_s
             case "delta":

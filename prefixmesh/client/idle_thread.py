@@ -23,8 +23,8 @@ class WatchedCall(Protocol):
         """Since when, by ``time.monotonic``, its reader waits for a token that is owed; None where none is."""
         ...
 
-    def end_silent(self) -> None:
-        """End the attempt."""
+    def end_silent(self, since_s: float) -> None:
+        """End the attempt, if its reader still waits since then: whatever has come meanwhile, it is not silent any more."""
         ...
 
 
@@ -72,5 +72,5 @@ class IdleThread:
             for call in calls:
                 since_s = call.silent_since_s()
                 if since_s is not None and now_s - since_s >= self.timeout_s:
-                    call.end_silent()
+                    call.end_silent(since_s)
             del call, calls

@@ -21,7 +21,7 @@ class Stream:
             return None
         return time.monotonic() - 3600
 
-    def end_silent(self) -> None:
+    def end_silent(self, since_s: float) -> None:
         self.ended.set()
 
 
