@@ -206,7 +206,9 @@ async def test_worker_added_at_one_router_is_followed_by_all(server: RedisServer
         await of_one.until({"10.0.0.9:1"})
 
 
-async def test_router_that_starts_without_its_redis_serves_the_workers_it_was_given(server: RedisServer) -> None:
+async def test_router_that_starts_without_its_redis_serves_the_workers_it_was_given(
+    server: RedisServer,
+) -> None:
     """Those of the store join when it is there."""
     async with roster(server) as (workers, _):
         await workers.add("10.0.0.1:1")

@@ -82,7 +82,7 @@ class Bench:
             self.step()
 
     def evict(self, pages: int) -> None:
-        self.engine.scheduler.kv._cache.evict(pages)  # type: ignore[attr-defined]
+        self.engine.scheduler.kv._cache.evict(pages)
 
     def _note(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -324,7 +324,8 @@ def test_a_preempted_request_that_loads_comes_back_and_answers() -> None:
 def test_a_load_back_that_has_not_the_whole_prompts_pages_beside_it_is_undone() -> None:
     """The cache promises what a floor keeps for another owner in the end: the pages that were taken for the load-back are free again."""
     bench = warm(device_pages=32)
-    take, refused = bench.scheduler.kv._take_pages, []
+    take = bench.scheduler.kv._take_pages
+    refused: list[Mapping[str, int]] = []
 
     def refuse_once(wanted: Mapping[str, int]) -> PageIndices | None:
         if sum(wanted.values()) == 2 and not refused:
