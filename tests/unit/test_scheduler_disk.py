@@ -185,6 +185,25 @@ def test_a_slow_disk_writes_while_requests_are_served_and_its_pages_stay_on_the_
     bench.check_at_rest()
 
 
+@pytest.mark.parametrize("policy", ["lru", "lfu", "priority"])
+def test_what_the_disk_brings_does_not_push_out_what_has_just_been_loaded_back(policy: str) -> None:
+    bench = kept(device_pages=16, options={"policy": policy})
+    bench.serve("on the host", range(40, 50))
+    bench.evict()
+    bench.mover.holds, bench.disk.holds = {"restore"}, {"read"}
+    bench.submit("loads", [*range(40, 50), 7], 2)
+    bench.submit("fetches", [*PROMPT, 7], 2)
+    bench.step(2)
+    assert (bench.loading(), bench.aside()) == (["loads"], ["fetches"])
+    bench.mover.holds, bench.disk.holds = set(), set()
+    bench.mover.finish()
+    bench.disk.finish_read()
+    bench.run()
+    assert bench.admitted("loads").host_tokens == 10
+    assert bench.output("fetches") == expected_output([*PROMPT, 7], 2)
+    bench.check_at_rest()
+
+
 def test_a_closed_engine_closes_its_disk_before_the_host_pages_go() -> None:
     bench = kept()
     bench.core.close()

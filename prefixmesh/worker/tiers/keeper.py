@@ -217,7 +217,10 @@ class Keeper:
             self._is_expecting = bool(numbers)
 
     def pump(self, now: float) -> None:
-        """Begin what backups fit beside those in flight. O(path) for each of at most ``MAX_LOOKS`` nodes."""
+        """See to what the disk has done, and begin what backups fit beside those in flight. To be called once what ``collect`` returned is
+        held: what was read takes pages. O(path) for each of at most ``MAX_LOOKS`` nodes, and what ``DiskDesk.collect`` says."""
+        if self.disk is not None:
+            self.disk.collect(now)
         for _ in range(min(len(self._queue), MAX_LOOKS)):
             if self.backups.pages >= self._max_copying_pages:
                 return
@@ -252,12 +255,10 @@ class Keeper:
 
     def collect(self, now: float) -> list[Load]:
         """Tell the tree of every copy that has ended; returns the loads among them that somebody waits for, and those that a flush has
-        made useless. O(depth + pages) for each."""
+        made useless. Evicts nothing: what has come is there until it is held. O(depth + pages) for each."""
         outcomes, self._outcomes = self._outcomes, []
         for outcome in (*outcomes, *self._mover.take_done()):
             self._end(outcome, now)
-        if self.disk is not None:
-            self.disk.collect(now)
         ended, self._ended = self._ended, []
         return ended
 
