@@ -15,8 +15,9 @@ from safetensors import safe_open
 
 from prefixmesh.cache.fingerprint import block_fingerprints
 from prefixmesh.errors import ConfigError
-from prefixmesh.ids import Namespace
+from prefixmesh.ids import Fingerprint, Namespace
 from prefixmesh.tokens import TOKEN_BYTES, pack, unpack
+from prefixmesh.worker.tiers import disk_files
 from prefixmesh.worker.tiers.disk_files import (
     DRAFT_SUFFIX,
     SUFFIX,
@@ -100,6 +101,20 @@ def set_length(value: int) -> Callable[[Path], object]:
     return lambda path: path.write_bytes(struct.pack("<Q", value) + path.read_bytes()[8:])
 
 
+def make_sparse(path: Path, blocks: int) -> None:
+    """A file whose header agrees with its length, of as many blocks as that says; nothing else is in it."""
+    tokens = LAYOUT.block_size * blocks
+    run = KvRun(NAMESPACE, 0, pack(list(range(tokens))), tuple(Fingerprint(name) for name in range(blocks)))
+    path.unlink()
+    kv = bytes(tokens // LAYOUT.page_size * LAYOUT.page_bytes)
+    write_run(path.parent, path.name.removesuffix(SUFFIX), run, IDENTITY, [kv])
+
+
+def replace(path: Path, make: Callable[[Path], None]) -> None:
+    path.unlink()
+    make(path)
+
+
 OTHER_LAYOUT = '{"dtype":"float32","num_layers":3,"num_kv_heads":2,"head_dim":8,"page_size":2,"block_size":4}'
 
 CORRUPTIONS: dict[str, Callable[[Path], object]] = {
@@ -128,6 +143,10 @@ CORRUPTIONS: dict[str, Callable[[Path], object]] = {
         path, lambda header: header["kv"].update(shape=[4, 1])
     ),
     "more metadata than we write": set_metadata("script", "x"),
+    "a run longer than any": lambda path: make_sparse(path, blocks=9),
+    "a link": lambda path: path.symlink_to(path.rename(path.with_name("elsewhere"))),
+    "a pipe": lambda path: replace(path, os.mkfifo),
+    "a folder": lambda path: replace(path, Path.mkdir),
 }
 """What a start finds, by the header and the length alone."""
 
@@ -181,6 +200,28 @@ def test_every_corruption_is_put_away_at_start_and_the_rest_is_served(tmp_path: 
     assert stock.files.stored_tokens == 8
     assert len(list(tmp_path.glob("*.bad"))) == len(CORRUPTIONS)
     assert take_stock(tmp_path, IDENTITY, 2**20).bad_files == 0  # each is told of once
+
+
+def test_a_file_that_turned_bad_twice_is_one_that_was_put_away(tmp_path: Path) -> None:
+    """It was put away, written again, and is bad again when a worker starts."""
+    for junk in (b"first", b"second, longer"):
+        write_run(tmp_path, "run", make_run(), IDENTITY, [KV])
+        (tmp_path / f"run{SUFFIX}").write_bytes(junk)
+        stock = take_stock(tmp_path, IDENTITY, 2**20)
+    assert stock.bad_files == 1
+    assert len(stock.files) == 1
+    assert stock.files.total_bytes == len(b"second, longer")
+
+
+def test_another_models_file_is_refused_before_memory_is_found_for_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a header asks for may be as long as the file says it is: a file with a hole in it says anything."""
+    monkeypatch.setattr(disk_files, "_read_into", lambda *_: pytest.fail("it was read"))
+    for change in (set_metadata("revision", "r2"), set_metadata("namespace", "ff" * 16)):
+        change(path)
+        with pytest.raises(BadFileError, match="another prefix"):
+            read(path, wanted(10, 14))
 
 
 def test_other_models_files_are_kept_within_the_bound_and_go_before_newer_ones(tmp_path: Path) -> None:
@@ -309,6 +350,16 @@ def test_a_second_process_is_refused_with_the_first_ones_name_and_let_in_when_th
         child.wait(WAIT_S)
     os.close(lock_folder(folder))
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_lock_that_is_a_link_leaves_alone_what_it_names(tmp_path: Path) -> None:
+    (tmp_path / "letters").write_text("mine")
+    folder = tmp_path / "kv"
+    folder.mkdir()
+    (folder / LOCK_FILE).symlink_to(tmp_path / "letters")
+    with pytest.raises(ConfigError, match="disk_cache_dir cannot be used"):
+        lock_folder(folder)
+    assert (tmp_path / "letters").read_text() == "mine"
 
 
 def test_a_folder_that_cannot_be_used_is_a_setting_that_is_wrong(tmp_path: Path) -> None:

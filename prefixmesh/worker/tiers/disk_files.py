@@ -8,7 +8,9 @@ synced: under its own name it is whole or not there. Its bytes are the machine's
 Tokens are a tensor, and not in the metadata, so that a start reads a few hundred bytes of each file, however long its prefix is.
 """
 
+import errno
 import os
+import stat
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
@@ -39,6 +41,11 @@ _ALIGNMENT: Final = 8
 _SAFETENSORS_DTYPES: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _FILE_MODE: Final = 0o600
 """Prompts are in it."""
+
+_READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""Opening a pipe would wait for somebody to write into it, for ever."""
+
+_DRAFT_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class BadFileError(Exception):
@@ -128,7 +135,7 @@ def write_run(
 def read_header(path: Path) -> RunHeader:
     """What a file says of itself, checked against its length; a few hundred bytes are read. Raises BadFileError, and OSError when it
     cannot be read."""
-    with path.open("rb", buffering=0) as file:
+    with _open(path) as file:
         return _read_header(file)
 
 
@@ -138,8 +145,10 @@ def read_pages(path: Path, wanted: WantedPages, into: memoryview) -> None:
     Raises BadFileError for a file that is not what it says, or of other tokens; OSError when it cannot be read, or when it holds another part of
     the prefix by now. ``into`` holds anything then.
     """
-    with path.open("rb", buffering=0) as file:
+    with _open(path) as file:
         header = _read_header(file)
+        if (header.identity, header.namespace) != (wanted.identity, wanted.namespace):
+            raise BadFileError("it holds another prefix than its name says")
         held = os.pread(file.fileno(), header.file_bytes - header.tokens_offset, header.tokens_offset)
         page_bytes = header.identity.layout.page_bytes
         skipped = (wanted.start_tokens - header.start_tokens) // header.identity.layout.page_size * page_bytes
@@ -150,7 +159,7 @@ def read_pages(path: Path, wanted: WantedPages, into: memoryview) -> None:
         _read_into(file, kv)
         if _checksum([kv, held]) != header.checksum:
             raise BadFileError("its checksum is another")
-        if not _is_wanted(header, held, wanted):
+        if not held.startswith(wanted.tokens):
             raise BadFileError("it holds another prefix than its name says")
         if not fits:
             raise FileNotFoundError(f"{path.name} was written anew, and holds another part of its prefix")
@@ -169,14 +178,6 @@ def put_away(path: Path) -> Path:
         with suppress(OSError):
             path.unlink(missing_ok=True)
     return away
-
-
-def _is_wanted(header: RunHeader, held: bytes, wanted: WantedPages) -> bool:
-    return (
-        header.identity == wanted.identity
-        and header.namespace == wanted.namespace
-        and held.startswith(wanted.tokens)
-    )
 
 
 def _encode_header(run: KvRun, identity: DiskIdentity, pages: Sequence[memoryview | bytes]) -> bytes:
@@ -202,7 +203,7 @@ def _encode_header(run: KvRun, identity: DiskIdentity, pages: Sequence[memoryvie
 
 
 def _write_draft(draft: Path, header: bytes, pieces: Sequence[memoryview | bytes]) -> int:
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE)
+    descriptor = os.open(draft, _DRAFT_FLAGS, _FILE_MODE)
     with os.fdopen(descriptor, "wb") as file:
         file.write(header)
         for piece in pieces:
@@ -218,6 +219,20 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _open(path: Path) -> BinaryIO:
+    """A file to be read, without a buffer. BadFileError for a link, a pipe, a folder: the tier wrote none of them, and none may be waited for."""
+    try:
+        descriptor = os.open(path, _READ_FLAGS)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise BadFileError("it is no file") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BadFileError("it is no file")
+    return os.fdopen(descriptor, "rb", buffering=0)
 
 
 def _read_header(file: BinaryIO) -> RunHeader:
@@ -251,6 +266,8 @@ def _checked(header: _Header, data_offset: int, file_bytes: int) -> RunHeader:
     pages, rest = divmod(run_tokens, layout.unit_tokens)
     if rest or not pages or start < 0 or start % layout.unit_tokens:
         raise BadFileError("its run is not of whole units")
+    if pages > layout.run_units:  # a reader finds memory for a run before it knows whether its checksum holds
+        raise BadFileError("its run is longer than any that is written")
     kv, tokens = _tensors(layout, run_tokens, end)
     if (header.kv, header.tokens) != (kv, tokens):
         raise BadFileError("its tensors are not of its run")

@@ -27,6 +27,8 @@ LOCK_FILE: Final = "lock"
 LOCK_POLL_S: Final = 0.05
 _FOLDER_MODE: Final = 0o700
 _LOCK_MODE: Final = 0o600
+_LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""What is written into it must not go to a file elsewhere that a link names."""
 
 
 class Stock(NamedTuple):
@@ -51,7 +53,7 @@ def lock_folder(folder: Path, wait_s: float = 0.0) -> int:
     process that has it is given ``wait_s`` to end. Raises ConfigError when it cannot be used, and naming the holder when it stays held."""
     try:
         folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _LOCK_MODE)
+        descriptor = os.open(folder / LOCK_FILE, _LOCK_FLAGS, _LOCK_MODE)
     except OSError as error:
         raise ConfigError(f"disk_cache_dir cannot be used: {folder}: {error.strerror}") from error
     give_up_at = time.monotonic() + wait_s
@@ -72,7 +74,9 @@ def lock_folder(folder: Path, wait_s: float = 0.0) -> int:
 def take_stock(folder: Path, identity: DiskIdentity, max_bytes: int) -> Stock:
     """Read every file's header, put away what is bad, remove what writers that died have left, and what the bound has no room for. Some 50 µs a
     file. Files that are not the tier's by their names are left alone. Raises ConfigError when the folder cannot be read."""
-    found: list[_Found] = []
+    looked: dict[str, _Found] = {}
+    """By name: a file that is put away now may take the place of one that was put away before, which is in the list too."""
+
     bad = 0
     try:
         names = sorted(os.listdir(folder))
@@ -83,13 +87,15 @@ def take_stock(folder: Path, identity: DiskIdentity, max_bytes: int) -> Stock:
         if name.startswith(".") and name.endswith(DRAFT_SUFFIX):
             remove(path)
         elif name.endswith(SUFFIX + BAD_SUFFIX):
-            found += _look(path, None, identity)
+            looked |= _look(path, None, identity)
         elif name.endswith(SUFFIX):
             header, path = _read_or_put_away(path)
             bad += header is None
-            found += _look(path, header, identity)
+            looked |= _look(path, header, identity)
     # What was put away goes first; the others by their last use.
-    found.sort(key=lambda each: (not each.file.name.endswith(BAD_SUFFIX), each.used_at_ns))
+    found = sorted(
+        looked.values(), key=lambda each: (not each.file.name.endswith(BAD_SUFFIX), each.used_at_ns)
+    )
     index = DiskIndex(identity.layout, max_bytes)
     for file in index.found(each.file for each in found):
         remove(folder / file.name)
@@ -128,15 +134,15 @@ def _read_or_put_away(path: Path) -> tuple[RunHeader | None, Path]:
         return None, put_away(path)
 
 
-def _look(path: Path, header: RunHeader | None, identity: DiskIdentity) -> list[_Found]:
+def _look(path: Path, header: RunHeader | None, identity: DiskIdentity) -> dict[str, _Found]:
     try:
-        status = path.stat()
+        status = path.lstat()
     except OSError:
-        return []
+        return {}
     is_foreign = header is not None and header.identity != identity
     if header is None or is_foreign:
         file = StoredFile(path.name, status.st_size, is_written=True)
     else:
         names = names_of(header.namespace, list(header.fingerprints), identity.layout)
         file = StoredFile(path.name, status.st_size, names, header.start_tokens, is_written=True)
-    return [_Found(file, status.st_mtime_ns, is_foreign)]
+    return {path.name: _Found(file, status.st_mtime_ns, is_foreign)}
