@@ -39,6 +39,9 @@ DEFAULT_STREAM_IDLE_S: Final = 60.0
 
 DEFAULT_MODEL: Final = "smollm2"
 MAX_PAGE_SIZE: Final = 256
+MOST_TIER_SIZE: Final = 2**20
+"""GiB, or times the device's pool: more than any machine has, and sums of it are still numbers."""
+
 MEMORY_STATE: Final = "memory://"
 FILE_STATE: Final = "file://"
 REDIS_STATES: Final = ("redis://", "rediss://")
@@ -170,14 +173,22 @@ class EngineConfig:
 
     def _check_tiers(self) -> None:
         for name in ("hicache_ratio", "hicache_size"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be a number from 0 on, got {getattr(self, name)}")
+            if not 0.0 <= getattr(self, name) <= MOST_TIER_SIZE:
+                raise ConfigError(
+                    f"{name} must be a number from 0 to {MOST_TIER_SIZE:,}, got {getattr(self, name)}"
+                )
         if self.has_host_tier and self.prefix_cache != "radix":
             raise ConfigError(
                 f"hicache_ratio and hicache_size need prefix_cache=radix, not {self.prefix_cache}"
             )
-        if not 0.0 < self.disk_cache_size < math.inf:
-            raise ConfigError(f"disk_cache_size must be GiB above 0, got {self.disk_cache_size}")
+        if not 0.0 < self.disk_cache_size <= MOST_TIER_SIZE:
+            raise ConfigError(
+                f"disk_cache_size must be GiB above 0, {MOST_TIER_SIZE:,} at most, got {self.disk_cache_size}"
+            )
+        if self.disk_cache_dir is not None and not self.disk_cache_dir.strip():
+            raise ConfigError(
+                "disk_cache_dir must name a folder, got nothing"
+            )  # it would be the one we are in
         if self.disk_cache_dir is not None and not self.has_host_tier:
             raise ConfigError("disk_cache_dir needs a host tier: give hicache_ratio or hicache_size")
 

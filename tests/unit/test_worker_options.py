@@ -83,8 +83,13 @@ def test_prefix_cache_has_its_flag() -> None:
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--hicache-ratio", "-1"], "hicache_ratio must be a number from 0 on"),
-        (["--hicache-size", "nan"], "hicache_size must be a number from 0 on"),
+        (["--hicache-ratio", "-1"], "hicache_ratio must be a number from 0 to"),
+        (["--hicache-size", "nan"], "hicache_size must be a number from 0 to"),
+        (["--hicache-size", "1e300"], "hicache_size must be a number from 0 to"),
+        (["--hicache-ratio", "1e308"], "hicache_ratio must be a number from 0 to"),
+        (["--hicache-ratio", "1", "--disk-cache-size", "1e300"], "disk_cache_size must be GiB above 0"),
+        (["--hicache-ratio", "1", "--disk-cache-dir", ""], "disk_cache_dir must name a folder"),
+        (["--hicache-ratio", "1", "--disk-cache-dir", " "], "disk_cache_dir must name a folder"),
         (["--hicache-ratio", "2", "--prefix-cache", "hash"], "need prefix_cache=radix"),
         (["--hicache-size", "1", "--disable-radix-cache"], "need prefix_cache=radix"),
         (["--disk-cache-dir", "tiers"], "disk_cache_dir needs a host tier"),
