@@ -52,11 +52,8 @@ class WorkerRoster:
         endpoint = Endpoint(address)
         if not self._pool.add(endpoint):
             return False
-        try:
-            await self._store.put(WORKERS + address, b"", expect=ABSENT)
-        except PrefixmeshError:
-            self._pool.remove(endpoint)
-            raise
+        # To the end also where the caller leaves: who is followed and who is remembered must not part.
+        await asyncio.shield(asyncio.ensure_future(self._remember(endpoint)))
         _log.info("worker_added endpoint=%s", endpoint)
         return True
 
@@ -78,6 +75,13 @@ class WorkerRoster:
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait({self._following})
+
+    async def _remember(self, endpoint: Endpoint) -> None:
+        try:
+            await self._store.put(WORKERS + endpoint, b"", expect=ABSENT)
+        except PrefixmeshError:
+            self._pool.remove(endpoint)
+            raise
 
     async def _follow(self) -> None:
         while True:
