@@ -10,7 +10,7 @@ numbers, and what is older than what is known changes nothing.
 
 from collections.abc import Iterable, Mapping
 
-from prefixmesh.router.state_store import ABSENT, Change, Entry
+from prefixmesh.router.state_store import ABSENT, MAX_ENTRIES, Change, Entry
 
 
 class StateMirror:
@@ -22,7 +22,11 @@ class StateMirror:
 
         self._entries: dict[str, Entry] = {}
         self._removed: dict[str, int] = {}
-        """Keys that went since the last whole reading, and by which write: an older change must not bring them back."""
+        """Keys that went since the last whole reading, and by which write: an older change must not bring them back. A whole reading is
+        asked for before they are many."""
+
+        self._read = ABSENT
+        """The write up to which the last whole reading told: what is older than it and was not in it went before."""
 
         self.told = ABSENT
         """The last write that we were told of, all before it included."""
@@ -38,8 +42,8 @@ class StateMirror:
         return sorted(entry for key, entry in self._entries.items() if key.startswith(prefix))
 
     def heard(self, version: int) -> bool:
-        """We are told of a write; False when one before it was missed, and then everything must be read again. O(1)."""
-        if version > self.told + 1:
+        """We are told of a write; False when everything must be read again: one before it was missed, or too many keys went. O(1)."""
+        if version > self.told + 1 or len(self._removed) > MAX_ENTRIES:
             return False
         self.told = max(self.told, version)
         return True
@@ -47,7 +51,7 @@ class StateMirror:
     def apply(self, change: Change) -> bool:
         """Take one change over; whether anything is different now. O(1)."""
         known = self._entries.get(change.key)
-        newest = self._removed.get(change.key, ABSENT) if known is None else known.version
+        newest = self._removed.get(change.key, self._read) if known is None else known.version
         if change.version <= newest:
             return False
         if change.value is None:
@@ -72,7 +76,7 @@ class StateMirror:
             if (known := self._entries.get(key)) is None or known.version != entry.version
         ]
         changes += [Change(key, None, version) for key in self._entries if key not in entries]
-        self.identity, self.told = identity, version
+        self.identity, self.told, self._read = identity, version, version
         self._entries = dict(entries)
         self._removed = {}
         return changes

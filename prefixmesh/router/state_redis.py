@@ -15,7 +15,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from prefixmesh.errors import BudgetError, ConfigError, UnavailableError
@@ -48,6 +48,9 @@ POLL_S: Final = 1.0
 LEAST_RETRY_S: Final = 0.1
 MOST_RETRY_S: Final = 2.0
 """Between attempts to follow a Redis that cannot be reached: it is followed again within five seconds of its return."""
+
+_TROUBLE: Final = (RedisError, OSError, TimeoutError)
+"""What it means that Redis cannot be used."""
 
 _FULL: Final = b"full"
 
@@ -132,8 +135,9 @@ class RedisStore:
         if self._following is None and not self._is_closed:
             self._following = asyncio.create_task(self._follow(), name="redis-state")
         await self._known.wait()
-        async for change in self._watchers.watch(prefix, self._mirror.entries):
-            yield change
+        async with aclosing(self._watchers.watch(prefix, self._mirror.entries)) as changes:
+            async for change in changes:
+                yield change
 
     async def close(self) -> None:
         """See ``StateStore``."""
@@ -171,7 +175,10 @@ class RedisStore:
                         logger.info("state_reached entries=%d", len(self._mirror))
                     retry_s, was_reached = LEAST_RETRY_S, True
                     await self._listen(told)
-            except (RedisError, OSError, TimeoutError) as error:
+            except (
+                *_TROUBLE,
+                ValueError,
+            ) as error:  # ValueError: what somebody else has written or said there
                 if was_reached:
                     logger.warning("state_lost problem=%r", str(error) or type(error).__name__)
                 was_reached = False
@@ -191,9 +198,11 @@ class RedisStore:
             if self._mirror.told < newest:  # what was the newest a poll ago has never been told
                 return
             identity, version = await self._redis.mget(IDENTITY, VERSION)
-            if self._mirror.is_lost(identity or b""):
+            newest = int(version or ABSENT)
+            # One that has less than it has told is a copy that was behind, in the place of the one that is gone.
+            if self._mirror.is_lost(identity or b"") or newest < self._mirror.told:
                 return
-            ask_at, newest = loop.time() + POLL_S, int(version or ABSENT)
+            ask_at = loop.time() + POLL_S
 
     async def _hear(self, message: bytes) -> bool:
         """Take over what a message tells; False where one before it was missed."""
@@ -243,7 +252,7 @@ class RedisStore:
 async def _asked(answer: Awaitable[Any]) -> Any:
     try:
         return await answer
-    except (RedisError, OSError, TimeoutError) as error:
+    except _TROUBLE as error:
         raise UnavailableError(
             f"the state in Redis cannot be used: {error or type(error).__name__}"
         ) from error

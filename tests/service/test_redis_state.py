@@ -83,6 +83,43 @@ async def test_write_that_was_never_told_is_found(server: RedisServer) -> None:
         await seen.until(lambda: seen.values == {"a": b"1", "b": b"2"})
 
 
+async def test_copy_of_redis_that_was_behind_is_believed(server: RedisServer) -> None:
+    """It takes the place of one that is gone, perhaps behind one address, and numbers its writes on from what it has."""
+    async with router(server) as (store, seen):
+        first = await store.put("a", b"1")
+        await store.put("b", b"2")
+        await seen.until(lambda: len(seen.values) == 2)
+        with redis.Redis(port=server.port) as client:
+            client.hdel(state_redis.ENTRIES, "b")
+            client.set(state_redis.VERSION, str(first))
+        await seen.until(lambda: seen.values == {"a": b"1"})
+        await store.put("c", b"3")
+        await seen.until(lambda: seen.values == {"a": b"1", "c": b"3"})
+
+
+@pytest.mark.parametrize("message", [b"hello", b"1:\xff"])
+async def test_message_of_somebody_else_ends_nothing(server: RedisServer, message: bytes) -> None:
+    async with router(server) as (store, seen):
+        await store.put("a", b"1")
+        await seen.until(lambda: len(seen.values) == 1)
+        with redis.Redis(port=server.port) as client:
+            client.publish(state_redis.CHANGES, message)
+        await store.put("b", b"2")
+        async with router(server) as (other, _):
+            await other.put("c", b"3")
+        await seen.until(lambda: len(seen.values) == 3)
+
+
+async def test_watch_that_was_closed_is_told_nothing_more(server: RedisServer) -> None:
+    store = RedisStore(server.url)
+    await store.put("a", b"1")
+    async with aclosing(store.watch("")) as changes:
+        assert (await anext(changes)).key == "a"
+        assert len(store._watchers) == 1
+    assert not len(store._watchers)
+    await store.close()
+
+
 async def test_emptied_redis_is_filled_again(server: RedisServer) -> None:
     """By whoever follows it; nobody's watch shows that anything went."""
     async with router(server) as (one, seen_by_one), router(server) as (two, seen_by_two):

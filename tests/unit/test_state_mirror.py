@@ -2,6 +2,9 @@
 
 import random
 
+import pytest
+
+from prefixmesh.router import state_mirror
 from prefixmesh.router.state_mirror import StateMirror
 from prefixmesh.router.state_store import Change, Entry
 from prefixmesh.router.state_table import StateTable
@@ -43,6 +46,28 @@ def test_older_change_does_not_bring_a_removed_key_back() -> None:
     mirror.apply(Change("a", None, 3))
     assert not mirror.apply(Change("a", b"y", 2))
     assert mirror.entries("") == []
+
+
+def test_older_change_does_not_bring_back_what_a_whole_reading_has_not() -> None:
+    """The answer to a write of ours may be read after that of a reading which was later: in between somebody removed the key again."""
+    mirror = StateMirror()
+    mirror.replace(b"store", 3, {})
+    assert not mirror.apply(Change("a", b"mine", 2))
+    assert mirror.entries("") == []
+    assert mirror.apply(Change("a", b"mine", 4))
+
+
+def test_removed_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a router that lives long, in a fleet that adds and removes all the time: read anew, nothing has to be remembered of them."""
+    monkeypatch.setattr(state_mirror, "MAX_ENTRIES", 2)
+    mirror, readings = StateMirror(), 0
+    for version in range(1, 101):
+        if not mirror.heard(version):
+            mirror.replace(b"store", version, {})
+            readings += 1
+        mirror.apply(Change(f"key {version}", None, version))
+        assert len(mirror._removed) <= 3
+    assert 20 < readings < 40
 
 
 def test_whole_reading_tells_what_is_different() -> None:
