@@ -231,6 +231,30 @@ def test_a_load_back_that_takes_too_long_is_waited_for_no_longer() -> None:
     bench.check_at_rest()
 
 
+@pytest.mark.parametrize("stuck", ["restore", "offload"])
+def test_behind_a_copy_that_is_stuck_nothing_is_loaded_and_nobody_waits_for_it(stuck: str) -> None:
+    bench = warm(device_pages=64)
+    bench.mover.holds = {stuck}  # type: ignore[arg-type]
+    bench.submit("first", [*PROMPT, 7] if stuck == "restore" else range(20, 24))
+    bench.step()
+    [job] = bench.mover.jobs.values()
+    bench.mover.begun, bench.mover.holds = {job.number}, set()
+    bench.until(lambda: bench.output("first"), pause_s=0.1)
+    bench.now += STUCK_COPY_S
+    bench.step(2)
+    bench.evict()
+    loads = [job for job in bench.mover.started if job.kind == "restore"]
+    bench.submit("next", [*PROMPT, 8])
+    bench.step()
+    assert bench.output("next") == expected_output([*PROMPT, 8], 1)
+    assert [job for job in bench.mover.started if job.kind == "restore"] == loads
+    bench.mover.finish()
+    bench.step(2)
+    bench.evict()
+    assert bench.serve("well again", [*PROMPT, 9]).host_tokens == 10
+    bench.check_at_rest()
+
+
 def test_a_flush_makes_what_is_loading_useless_and_it_is_computed() -> None:
     bench = warm(device_pages=32)
     bench.mover.holds = {"restore"}

@@ -65,9 +65,9 @@ class BackupsInFlight:
             at = at.parent
         return False
 
-    def is_late(self, now: float) -> bool:
-        """Whether any ought to have ended. O(backups)."""
-        return any(now - backup.began_at >= LATE_COPY_S for backup in self)
+    def is_late(self, now: float, after_s: float = LATE_COPY_S) -> bool:
+        """Whether any has been under way for so long. O(backups)."""
+        return any(now - backup.began_at >= after_s for backup in self)
 
     def pages_coming(self, now: float) -> int:
         """Device pages that nothing but one of those locks that are not late. O(backups * depth)."""

@@ -48,11 +48,6 @@ class DiskDesk:
         """Whether the disk has anything to do still."""
         return self.fetches.is_reading or self.writes.is_writing
 
-    @property
-    def is_reading(self) -> bool:
-        """Whether somebody waits for the disk."""
-        return self.fetches.is_reading
-
     def backed_up(self, node: TreeNode) -> None:
         """The host has the whole path to ``node``: it goes on to the disk."""
         self.writes.backed_up(node)

@@ -173,9 +173,9 @@ class Keeper:
 
     def begin_load(self, match: MatchResult, owner: str, now: float) -> Load | None:
         """Take device pages for what only the host has of ``match``, in the step that matched; None when there is nothing, when computing
-        it takes less, or when no page can be had. Nothing is copied before ``start``. O(depth + pages)."""
+        it takes less, when no page can be had, or while a copy is stuck. Nothing is copied before ``start``. O(depth + pages + copies)."""
         host_tokens = match.host_hit_length
-        if not host_tokens:
+        if not host_tokens or self._is_stuck(now):
             return None
         before_ms = queued_ms(self._loads.values(), now)
         if not is_worth_loading(self.rates, self._engine, match.matched_tokens, host_tokens, before_ms):
@@ -232,18 +232,17 @@ class Keeper:
             else:
                 self._back_up(node, now)
 
-    def save(self, node: TreeNode, now: float) -> bool:
-        """Back up at once what the host lacks of the path to ``node``, whose device pages are about to be taken; False when the host has
-        all of it already, has no room, or when it is computed again as fast. O(depth + pages)."""
+    def save(self, node: TreeNode, now: float) -> None:
+        """Back up at once what the host lacks of the path to ``node``, whose device pages are about to be taken, as far as it has room;
+        not where it is computed again as fast. O(depth + pages)."""
         missing = missing_tokens(node)
         if not missing or self.backups.pages > self._config.device_pages // 2 or self.backups.is_late(now):
-            return False
+            return
         end = node.start + len(node.key) // TOKEN_BYTES
         copies_ms = self.rates.offload_ms(missing) + self.rates.restore_ms(missing)
         compute_ms = self._engine.prefill_ms(end - missing, end)
-        if 0.0 < compute_ms <= copies_ms:
-            return False
-        return self._back_up(node, now)
+        if not 0.0 < compute_ms <= copies_ms:
+            self._back_up(node, now)
 
     def has_work(self) -> bool:
         """Whether ``collect`` or ``pump`` has anything to do: asked where no request is left to be served."""
@@ -264,11 +263,10 @@ class Keeper:
 
     def wait(self, at_most_s: float) -> None:
         """Block until a copy has ended, or for so long; where none is in flight, until the disk has done something."""
-        if self._is_moving or self.disk is None:
-            if not self._outcomes:
-                self._mover.wait_done(at_most_s)
-        else:
+        if self.disk is not None and not self._is_moving:
             self.disk.wait(at_most_s)
+        elif not self._outcomes:
+            self._mover.wait_done(at_most_s)
 
     def may_free_pages(self, now: float) -> bool:
         """Whether a copy is in flight whose end may give pages back, of those that are not stuck. O(copies)."""
@@ -320,6 +318,11 @@ class Keeper:
     def _is_moving(self) -> bool:
         return bool(len(self.backups) or self._loads or self._fetches)
 
+    def _is_stuck(self, now: float) -> bool:
+        """Whether what is asked of the mover now would wait behind what nobody waits for any more."""
+        late = any(now >= load.wait_until for load in self._loads.values())
+        return late or self.backups.is_late(now, STUCK_COPY_S)
+
     def _fetch(self, copy: Fetch, buffer: Any, now: float) -> None:
         """Copy what came from elsewhere to the device."""
         number = self._next_number()
@@ -334,18 +337,17 @@ class Keeper:
         device, host = copy.device_pages, copy.host_pages
         self._mover.start(CopyJob(number=number, kind=kind, device_pages=device, host_pages=host))
 
-    def _back_up(self, node: TreeNode, now: float) -> bool:
+    def _back_up(self, node: TreeNode, now: float) -> None:
         missing = missing_tokens(node) if node.pages else 0
         copy = self._cache.transfers.begin_offload(node)
         if copy is None or copy.node is None:
             self._dropped_tokens += missing
-            return False
+            return
         backup = Backup(self._next_number(), copy.node, copy, now)
         # The host may have room for the front of it alone.
         self._dropped_tokens += missing - backup.pages * self._cache.page_size
         self.backups.add(backup)
         self._move(backup.number, "offload", copy)
-        return True
 
     def _end(self, outcome: Outcome, now: float) -> None:
         self.ended_copies += 1
