@@ -74,6 +74,8 @@ class CopyBook:
         """Backups in flight, by the node where each ends."""
         self.without_room = 0
         """Copies that were not begun for want of pages, or because too many are in flight; only rises."""
+        self.evicted_pages = 0
+        """Device pages that were given up for copies; only rises."""
         self.left_pages = 0
         """Device pages that backups left out, because the host had no room for them; only rises."""
         self.duplicate_pages = 0
@@ -97,6 +99,14 @@ class CopyBook:
         if node is self._accounts.root:
             return True
         return node.parent is not None and bool(node.pages) and node.payer is not self._accounts.gone
+
+    def _make_room(self, pages: int, owner: str) -> PageIndices | None:
+        """So many device pages for a copy, evicting if need be; None when they cannot be had."""
+        allocator = self._accounts.allocator
+        free_before = allocator.free_pages
+        taken = self._tree.make_room(pages, owner)
+        self.evicted_pages += allocator.free_pages + (0 if taken is None else pages) - free_before
+        return taken
 
     def _begin(self, copy: Copy) -> None:
         self.in_flight[copy] = None

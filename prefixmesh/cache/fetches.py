@@ -33,7 +33,7 @@ class Fetches(CopyBook):
             self.without_room += 1
             return None
         device_lock = self._accounts.lock(parent)
-        device_pages = self._tree.make_room(pages, owner)
+        device_pages = self._make_room(pages, owner)
         if device_pages is None:
             self._accounts.release(device_lock)
             self.without_room += 1

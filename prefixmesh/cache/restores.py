@@ -32,7 +32,7 @@ class Restores(CopyBook):
         device_lock = self._accounts.lock(top)
         host_lock = self._host.lock(node)
         host_pages = unpack_pages(b"".join([at.host_pages for at in reversed(path)]))
-        device_pages = self._tree.make_room(len(host_pages), owner)
+        device_pages = self._make_room(len(host_pages), owner)
         if device_pages is None:
             self._accounts.release(device_lock)
             self._host.release(host_lock, self._accounts.gone, self._accounts.serial)

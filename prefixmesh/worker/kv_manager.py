@@ -49,8 +49,8 @@ class KvManager:
         self.receipts_out = 0
         """Locks that requests hold."""
 
-        self.evicted_pages = 0
-        """Cached pages that were given up for others, since the start."""
+        self._evicted_pages = 0
+        """For what requests compute."""
 
     @property
     def total_pages(self) -> int:
@@ -71,6 +71,11 @@ class KvManager:
     def protected_pages(self) -> int:
         """Cached pages that a lock protects, or somebody's floor."""
         return self._cache.protected_pages
+
+    @property
+    def evicted_pages(self) -> int:
+        """Cached pages that were given up for others, since the start: for what they compute, and for what copies bring them."""
+        return self._evicted_pages + (0 if self._keeper is None else self._keeper.evicted_pages)
 
     @property
     def copying_pages(self) -> int:
@@ -273,7 +278,7 @@ class KvManager:
             if missing <= 0:
                 break
             evicted = self._cache.evict(min(missing, pages), owner)
-            self.evicted_pages += evicted
+            self._evicted_pages += evicted
             missing -= evicted
         return self._allocator.allocate(count)
 

@@ -47,6 +47,19 @@ def test_part_on_the_device_and_part_on_the_host_make_one_prefix() -> None:
     bench.check_at_rest()
 
 
+def test_what_is_evicted_for_a_load_back_is_counted_like_all_that_gives_way() -> None:
+    bench = warm(device_pages=12)
+    bench.serve("in its place", range(40, 49))
+    before, bench.mover.holds = bench.scheduler.kv.evicted_pages, {"restore"}
+    bench.submit("again", [*PROMPT, 7])
+    bench.step()
+    assert bench.loading() == ["again"]
+    assert bench.scheduler.kv.evicted_pages - before == 9 - 1  # twelve pages, of which eleven are wanted
+    bench.mover.finish()
+    bench.run()
+    bench.check_at_rest()
+
+
 def test_a_step_may_begin_before_the_last_layer_has_come() -> None:
     bench = warm()
     bench.mover.holds = {"restore"}

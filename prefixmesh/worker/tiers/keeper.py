@@ -140,6 +140,11 @@ class Keeper:
         """Device pages that load-backs and fetches in flight own. O(1)."""
         return self._cache.copying_pages
 
+    @property
+    def evicted_pages(self) -> int:
+        """Device pages that were given up for load-backs and fetches. O(1)."""
+        return self._cache.transfers.evicted_pages
+
     def inserted(self, node: TreeNode) -> None:
         """The KV on the path to ``node`` is complete on the device. O(1)."""
         self._queue.inserted(node)
