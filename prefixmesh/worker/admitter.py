@@ -4,7 +4,7 @@ The order is the queue's; this is whether there is room.
 """
 
 import math
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from prefixmesh.cache.base import RadixKey
 from prefixmesh.worker.admission import AdmissionQueue, AdmissionRound
@@ -16,6 +16,10 @@ from prefixmesh.worker.request import Request
 from prefixmesh.worker.running_batch import RunningBatch
 from prefixmesh.worker.scheduler_config import SchedulerConfig
 from prefixmesh.worker.tiers.disk_fetches import DiskFetches
+
+MAX_LOOKED_TOKENS: Final = 2**18
+"""Of prompts that are looked for on the disk in one step: 20 ms. Thousands that wait after a restart, their prefix there, would else hold up
+a step for seconds."""
 
 
 class Admissions(NamedTuple):
@@ -48,6 +52,9 @@ class Admitter:
         self._pages_short = False
         """Nobody could be admitted for want of pages; asking again is idle until something changes."""
 
+        self._looked_tokens = 0
+        """Of prompts that were looked for on the disk in this step."""
+
         self._stalled: set[Request] = set()
         """Prefilling requests that got nothing of the last step."""
 
@@ -66,6 +73,7 @@ class Admitter:
         started: list[Request] = []
         if self._has_no_room():
             return Admissions(started, None)
+        self._looked_tokens = 0
         admissions = self._open_round()
         running = [self._growth(request) for request in self._batch]
         is_short = False
@@ -75,7 +83,10 @@ class Admitter:
                 break
             if self._is_fetched_for(request, now):
                 admissions.set_aside(request)
-                continue
+                if self._looked_tokens < MAX_LOOKED_TOKENS:
+                    continue
+                is_short = False  # whoever was not looked at has its turn in the next step
+                break
             gets_on = self._gets_on(request)
             if gets_on:
                 expected = self.expected_pages(request)
@@ -113,6 +124,7 @@ class Admitter:
             return False
 
         def key() -> RadixKey:
+            self._looked_tokens += request.length
             return request.match_key(self._kv.page_size)
 
         if self._fetches.consider(request.request_id, key, request.owner, now):

@@ -58,6 +58,7 @@ class Stage:
         if copy is not None:
             self.cache.transfers.finish_offload(copy)
         self.desk.backed_up(node)
+        self.desk.collect(0.0)
 
     def consider(self, request_id: str, key: RadixKey, now: float = 0.0) -> bool:
         is_aside = self.fetches.consider(request_id, lambda: key, "", now)

@@ -4,6 +4,8 @@ import random
 
 import pytest
 
+from prefixmesh.worker import admitter
+from prefixmesh.worker.tiers import disk_writes
 from prefixmesh.worker.tiers.disk_fetches import LEAST_WAIT_S
 from tests.support.disk_bench import DiskBench
 from tests.support.fake_model import expected_output
@@ -82,6 +84,28 @@ def test_others_go_on_while_one_is_set_aside() -> None:
     bench.run()
     assert bench.output("waits") == expected_output([*PROMPT, 7], 2)
     assert bench.admitted("waits").disk_tokens == 10
+    bench.check_at_rest()
+
+
+def test_a_step_looks_for_so_many_prompts_on_the_disk_and_for_the_others_in_the_next_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admitter, "MAX_LOOKED_TOKENS", 20)
+    bench = kept()
+    bench.disk.holds = {"read"}
+    bench.submit("runs", [20, 21, 22], 20)
+    bench.step()
+    bench.submit("has no room", [30] * 63)
+    for number in range(5):
+        bench.submit(f"r{number}", [*PROMPT, number])
+    aside = [len(bench.aside())]
+    for _ in range(4):
+        bench.step()
+        aside.append(len(bench.aside()))
+    assert aside == [0, 1, 3, 5, 5]
+    bench.disk.finish_read()
+    bench.run()
+    assert {bench.admitted(f"r{number}").cached_tokens for number in range(5)} == {10}
     bench.check_at_rest()
 
 
@@ -202,6 +226,39 @@ def test_what_the_disk_brings_does_not_push_out_what_has_just_been_loaded_back(p
     assert bench.admitted("loads").host_tokens == 10
     assert bench.output("fetches") == expected_output([*PROMPT, 7], 2)
     bench.check_at_rest()
+
+
+def test_many_prefixes_that_wait_for_the_disk_are_handed_on_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(disk_writes, "MAX_LOOKS", 2)
+    bench = DiskBench(device_pages=64)
+    assert bench.keeper.disk is not None
+    bench.disk.room = False
+    for first in range(10, 20):
+        bench.serve(f"r{first}", [first, 7])
+    assert len(bench.keeper.disk.writes) == 10
+    bench.disk.room = True
+    assert bench.core.has_work
+    bench.step()
+    assert len(bench.disk.index) == 2 * 2  # copies are seen to twice a step
+    bench.run()
+    assert len(bench.keeper.disk.writes) == 0
+    assert len(bench.disk.index) == 10
+    bench.check_at_rest()
+
+
+def test_an_engine_that_is_closed_hands_on_all_that_waits_for_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(disk_writes, "MAX_LOOKS", 2)
+    bench = DiskBench(device_pages=64)
+    bench.disk.room = False
+    for first in range(10, 15):
+        bench.serve(f"r{first}", [first, 7])
+    bench.disk.room = True
+    bench.core.close()
+    assert len(bench.disk.index) == 5
 
 
 def test_a_closed_engine_closes_its_disk_before_the_host_pages_go() -> None:

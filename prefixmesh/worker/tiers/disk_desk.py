@@ -49,15 +49,14 @@ class DiskDesk:
         return self.fetches.is_reading or self.writes.is_writing
 
     def backed_up(self, node: TreeNode) -> None:
-        """The host has the whole path to ``node``: it goes on to the disk."""
+        """The host has the whole path to ``node``: it goes on to the disk, at the next ``collect``. O(1)."""
         self.writes.backed_up(node)
-        self.writes.pump()
 
     def has_work(self) -> bool:
         """Whether ``collect`` has anything to do: asked where no request is left to be served."""
         if not self._outcomes and self.is_busy:
             self._outcomes = self._disk.take_done()
-        return bool(self._outcomes)
+        return bool(self._outcomes) or self.writes.may_go_on
 
     def collect(self, now: float) -> None:
         """See to all that was read and written, and begin more. O(depth + pages) for each."""
@@ -104,5 +103,6 @@ class DiskDesk:
 
     def close(self) -> None:
         """Write what waits to be written, within a bound of time, and let go of the folder."""
-        self.writes.pump()
+        while self.writes.may_go_on:
+            self.writes.pump()
         self._disk.close()

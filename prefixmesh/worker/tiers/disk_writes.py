@@ -10,6 +10,10 @@ from prefixmesh.worker.tiers.disk_jobs import Disk, WriteDone
 MAX_QUEUED_WRITES: Final = 1024
 """Nodes that wait for the disk. More only says that it cannot follow; what is dropped is written when its prefix is backed up further, or again."""
 
+MAX_LOOKS: Final = 32
+"""Queued nodes that are handed on at a time: each costs as much as its whole path is long, also where the disk has all of it, or takes no
+more, and steps wait meanwhile."""
+
 
 class DiskWrites:
     """First in, first out; each node once."""
@@ -31,6 +35,11 @@ class DiskWrites:
         """Whether host pages are locked for the disk."""
         return bool(self._under_way)
 
+    @property
+    def may_go_on(self) -> bool:
+        """Whether ``pump`` has anything to do. O(1)."""
+        return bool(self._queue) and self._disk.has_room()
+
     def backed_up(self, node: TreeNode) -> None:
         """The host has the whole path to ``node``. O(1)."""
         if len(self._queue) >= self._max_queued and node not in self._queue:
@@ -39,8 +48,10 @@ class DiskWrites:
         self._queue[node] = None
 
     def pump(self) -> None:
-        """Hand on what the disk has room for. O(length of the path) for each node."""
-        while self._queue and self._disk.has_room():
+        """Hand on what the disk has room for. O(length of the path) for each of at most ``MAX_LOOKS`` nodes."""
+        for _ in range(MAX_LOOKS):
+            if not self.may_go_on:
+                return
             node = next(iter(self._queue))
             del self._queue[node]
             read = self._transfers.begin_read(node)
