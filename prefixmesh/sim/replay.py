@@ -10,6 +10,7 @@ The block-level form: fast enough to compare many policies on traces of ten thou
 machine's clock, so a run repeats to the microsecond.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,8 +80,10 @@ class ReplaySpec:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.host_tokens < 0:
             raise ConfigError(f"host_tokens must be from 0 on, got {self.host_tokens}")
-        if not self.speed > 0.0:
-            raise ConfigError(f"speed must be above 0, got {self.speed}")
+        if not 0.0 < self.speed < math.inf:
+            raise ConfigError(f"speed must be a number above 0, got {self.speed}")
+        if not 0.0 <= self.spill_weight < math.inf:
+            raise ConfigError(f"spill_weight must be a number from 0 on, got {self.spill_weight}")
 
 
 def replay(
@@ -219,7 +222,7 @@ def _jobs(workload: Workload) -> Iterable[Job]:
         prompt = chain(request.block_ids, None)
         whole = request.input_length // workload.block_size
         answer = chain(request.answer_ids, prompt[whole - 1] if whole else None)
-        yield Job(number, request, prompt, answer)
+        yield Job(number, request, prompt, [*prompt[:whole], *answer] if answer else [])
 
 
 def _followers(workload: Workload) -> Mapping[int, Sequence[int]]:

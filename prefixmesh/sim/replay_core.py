@@ -109,7 +109,7 @@ class CoreRouter(ReplayRouter):
 
     def ended(self, job: Job) -> None:
         """See ``Listener.ended``."""
-        named = [[*job.names, *job.answer_names]] if job.answer_names else []
+        named = [job.left_names] if job.left_names else []
         self.core.finished(self._placements.pop(job.number), self._sim.now, named)
         self._news[job.worker].ended(job)
 

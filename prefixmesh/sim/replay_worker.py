@@ -30,12 +30,12 @@ class Job:
     """One request on its way, and what has become of it. Times are seconds of the simulation."""
 
     __slots__ = (
-        "answer_names",
         "arrived_at",
         "device_tokens",
         "ended_at",
         "first_token_at",
         "host_tokens",
+        "left_names",
         "names",
         "number",
         "request",
@@ -48,12 +48,14 @@ class Job:
         number: int,
         request: WorkloadRequest,
         names: Sequence[Fingerprint],
-        answer_names: Sequence[Fingerprint],
+        left_names: Sequence[Fingerprint],
     ) -> None:
         self.number = number
         self.request = request
         self.names = names
-        self.answer_names = answer_names
+        self.left_names = left_names
+        """Of the whole blocks that prompt and answer fill together; none where the answer leaves nothing."""
+
         self.worker = 0
         self.arrived_at = self.first_token_at = self.ended_at = 0.0
         self.device_tokens = self.host_tokens = 0
@@ -276,11 +278,11 @@ class ReplayWorker:
         self._kv_base -= job.request.input_length - decoding.first_step
         if not self._decoding:
             self._kv_base = 0.0  # sums of floats drift
-        if job.answer_names:
-            self._use((*job.names[: len(job.names)], *job.answer_names))
         self._end(job)
 
     def _end(self, job: Job) -> None:
+        if job.left_names:
+            self._use(job.left_names)
         job.ended_at = self._sim.now
         self._listener.ended(job)
 

@@ -11,6 +11,7 @@ import pytest
 
 from prefixmesh.errors import ConfigError
 from prefixmesh.sim.replay import CEILINGS, POLICIES, ReplaySpec, replay
+from prefixmesh.sim.replay_cache import BlockCache, Change
 from prefixmesh.sim.replay_figures import Percentiles
 from prefixmesh.sim.replay_profiles import PROFILES, read_profile
 from prefixmesh.sim.timing import TimingModel
@@ -115,6 +116,26 @@ def test_follower_comes_when_the_one_before_it_has_ended_and_it_has_paused() -> 
     assert figures.cached_share == 64 / 200
 
 
+def test_answer_goes_on_from_whole_blocks_where_the_rest_of_its_prompt_has_a_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rest's name is of other tokens than the block that the answer fills up."""
+    used: list[tuple[int, ...]] = []
+
+    def use(_: BlockCache, names: Sequence[int]) -> list[Change]:
+        used.append(tuple(names))
+        return []
+
+    monkeypatch.setattr(BlockCache, "use", use)
+    request = WorkloadRequest(
+        arrival_ms=0, input_length=100, output_length=40, block_ids=(1, 2), answer_ids=(3,)
+    )
+    replay(Workload(name="one", block_size=64, requests=[request]), SMALL, "round_robin")
+    (whole, rest), (begun, filled) = used
+    assert begun == whole
+    assert filled not in {whole, rest}
+
+
 def test_speed_brings_requests_sooner() -> None:
     workload = in_a_row([(1,), (2,), (3,)], every_ms=10_000)
     slow, fast = (
@@ -144,8 +165,11 @@ def test_progress_is_told_now_and_then() -> None:
         ({"workers": 0}, "workers must be at least 1, got 0"),
         ({"device_tokens": 0}, "device_tokens must be at least 1"),
         ({"host_tokens": -1}, "host_tokens must be from 0 on"),
-        ({"speed": 0.0}, "speed must be above 0"),
-        ({"speed": float("nan")}, "speed must be above 0"),
+        ({"speed": 0.0}, "speed must be a number above 0"),
+        ({"speed": float("nan")}, "speed must be a number above 0"),
+        ({"speed": float("inf")}, "speed must be a number above 0"),
+        ({"spill_weight": -1.0}, "spill_weight must be a number from 0 on"),
+        ({"spill_weight": float("nan")}, "spill_weight must be a number from 0 on"),
     ],
 )
 def test_what_cannot_be_a_fleet_is_refused(fields: dict[str, int], problem: str) -> None:

@@ -40,7 +40,8 @@ class Scene:
             arrival_ms=0, input_length=BLOCK * len(names) + rest, output_length=output, block_ids=tuple(names)
         )
         self._jobs += 1
-        job = Job(self._jobs, request, list(map(Fingerprint, names)), list(map(Fingerprint, answer)))
+        left = [*names, *answer] if answer else []
+        job = Job(self._jobs, request, list(map(Fingerprint, names)), list(map(Fingerprint, left)))
         job.arrived_at = self.sim.now
         self.worker.take(job)
         return job
@@ -146,6 +147,15 @@ def test_answer_is_found_by_the_next_turn() -> None:
     following = scene.ask([*range(10), 50, 51, 60])
     scene.run()
     assert following.cached_tokens == 120
+
+
+def test_answer_of_one_token_is_found_too_where_it_fills_a_block() -> None:
+    scene = Scene()
+    scene.ask([1], output=1, rest=9, answer=[50])
+    scene.run()
+    following = scene.ask([1, 50], rest=1)
+    scene.run()
+    assert following.cached_tokens == 20
 
 
 def test_host_blocks_are_loaded_where_that_is_quicker_than_computing() -> None:
