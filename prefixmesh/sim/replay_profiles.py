@@ -63,5 +63,5 @@ def read_profile(name_or_path: str) -> Profile:
         raise ConfigError(f"profile: {name_or_path!r} is neither a file nor one of {', '.join(PROFILES)}")
     try:
         return msgspec.json.decode(path.read_bytes(), type=Profile)
-    except (OSError, msgspec.DecodeError, ConfigError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError, ConfigError) as error:
         raise ConfigError(f"profile {path}: {error}") from error

@@ -99,7 +99,7 @@ def prompt_tokens(request: TraceRequest, vocab_size: int) -> bytes:
 def _parse_line(line: bytes) -> TraceRequest:
     try:
         value = msgspec.json.decode(line)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError("not a JSON object")

@@ -77,7 +77,7 @@ def _parse_header(numbered: Iterator[tuple[int, bytes]]) -> Header:
     number, line = next(numbered, (1, b""))
     try:
         header = msgspec.json.decode(line, type=Header)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"line {number}: not the first line of a workload: {error}") from error
     if header.version != VERSION:
         raise ConfigError(f"line {number}: version {header.version} is not known, only {VERSION}")
@@ -93,7 +93,7 @@ def _parse_requests(numbered: Iterator[tuple[int, bytes]], block_size: int) -> I
     for place, (number, line) in enumerate(numbered):
         try:
             request = decode(line)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ConfigError(f"line {number}: {error}") from error
         problem = problem_of(request, place, block_size)
         if problem:

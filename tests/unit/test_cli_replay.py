@@ -51,6 +51,13 @@ def test_json_tells_what_was_replayed_on_what_and_by_which_form() -> None:
     assert set(told["policies"]["cost"]["ttft_ms"]) == {"p50", "p90", "p99"}
 
 
+def test_profile_without_a_bottom_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_bytes(b'{"x":' + b"[" * 100_000)
+    result = run("replay", SAMPLE, "--profile", tmp_path / "deep.json")
+    assert result.exit_code == 2
+    assert "deep.json: maximum recursion depth" in result.output
+
+
 def test_every_flag_of_the_fleet_changes_what_comes_of_it() -> None:
     base = figures("--policy", "cost")["cost"]
     for flag, value in (

@@ -84,6 +84,10 @@ def rewrite_header(path: Path, change: Callable[[dict[str, dict[str, object]]], 
     path.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + length :])
 
 
+def rewrite_text(path: Path, text: bytes) -> None:
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
 def set_metadata(name: str, value: str) -> Callable[[Path], None]:
     return lambda path: rewrite_header(path, lambda header: header["__metadata__"].update({name: value}))
 
@@ -138,6 +142,7 @@ CORRUPTIONS: dict[str, Callable[[Path], object]] = {
     "a layout of another size": set_metadata("layout", OTHER_LAYOUT),
     "an unknown dtype": set_metadata("layout", OTHER_LAYOUT.replace("float32", "float8")),
     "a layout without pages": set_metadata("layout", OTHER_LAYOUT.replace('"page_size":2', '"page_size":0')),
+    "a header without a bottom": lambda path: rewrite_text(path, b'{"x":' + b"[" * 30_000),
     "one tensor less": lambda path: rewrite_header(path, lambda header: header.pop("tokens")),
     "a tensor of another shape": lambda path: rewrite_header(
         path, lambda header: header["kv"].update(shape=[4, 1])

@@ -45,6 +45,7 @@ def test_empty_lines_and_fields_not_known_are_left_out() -> None:
     ("old", "new", "problem"),
     [
         (b"{", b"[", "not JSON"),
+        (b"{", b"[" * 100_000, "not JSON"),
         (GOOD.strip(), b"[1]", "not a JSON object"),
         (b'"timestamp": 5, ', b"", "timestamp is missing"),
         (b": 5", b": -1", "timestamp must be a whole number from 0"),

@@ -42,6 +42,7 @@ def test_rest_of_a_prompt_may_have_an_id() -> None:
     ("old", "new", "problem"),
     [
         (b"{", b"[", "Expected `object`, got `array`"),
+        (b"{", b'{"x":' + b"[" * 100_000, "recursion"),
         (b'"input_length":200,', b"", "input_length"),
         (b":200", b':"200"', "Expected `int`.*input_length"),
         (b":200", b":0", "input_length must be from 1 to"),
@@ -66,6 +67,7 @@ def test_what_is_malformed_is_refused_with_its_line_and_field(old: bytes, new: b
     ("header", "problem"),
     [
         (b"{}", "line 1: not the first line of a workload"),
+        (b'{"x":' + b"[" * 100_000, "line 1: not the first line of a workload"),
         (FIRST, "line 1: not the first line of a workload"),
         (HEADER.replace(b":1,", b":2,"), "line 1: version 2 is not known, only 1"),
         (HEADER.replace(b":64", b":0"), "line 1: block_size must be from 1 to"),

@@ -248,7 +248,7 @@ def _read_header(file: BinaryIO) -> RunHeader:
             raise BadFileError(f"its format is {known[:40]!r}, this version reads {FORMAT}")
         header = msgspec.json.decode(text, type=_Header)
         return _checked(header, _LENGTH.size + length, file_bytes)
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise BadFileError(f"its header is malformed: {error}") from error
 
 
