@@ -50,8 +50,8 @@ _ADDRESS: Final = re.compile(
 )
 """A name of the network or an IPv4 address, or an IPv6 address with or without a zone: never what gRPC would take for another scheme."""
 
-_PASSWORD: Final = re.compile(r":[^:@/]*@")
-"""In a URL: what stands before the ``@``."""
+_SECRETS: Final = re.compile(r"(?s)^(\w+://)?.*@")
+"""In a URL: all that stands before the last ``@``. Whatever signs a password has, none of them is to be shown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -327,8 +327,11 @@ def check_state_url(url: str) -> None:
 
 
 def without_password(url: str) -> str:
-    """A state's URL for people and logs."""
-    return _PASSWORD.sub(":***@", url)
+    """A state's URL for people and logs: also of one that is none, whose password stands where it does not belong."""
+    if url.startswith(FILE_STATE):
+        return url
+    address, asks, _ = _SECRETS.sub(r"\1***@", url).partition("?")
+    return address + asks + "***" * bool(asks)  # Redis takes a password there, too
 
 
 def describe(config: Any) -> dict[str, Any]:

@@ -44,8 +44,10 @@ _ROUTER = RouterConfig(workers=("unused:1",))
 )
 @click.option(
     "--state",
+    envvar="PREFIXMESH_STATE",
+    show_envvar=True,
     metavar="memory://|file://PATH|redis://HOST:PORT/DB",
-    help="Where the router remembers workers that are added later.  [default: router_state.json in ~/.prefixmesh]",
+    help="Where the router remembers workers that are added later. A URL with a password is better given by the environment: others see a command's arguments.  [default: router_state.json in ~/.prefixmesh]",
 )
 @click.option(
     "--address",

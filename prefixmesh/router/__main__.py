@@ -73,8 +73,10 @@ _DEFAULTS: Final = RouterConfig(workers=("localhost:1",))  # any address: only t
     "--state",
     default=_DEFAULTS.state,
     show_default=True,
+    envvar="PREFIXMESH_STATE",
+    show_envvar=True,
     metavar="memory://|file://PATH|redis://HOST:PORT/DB",
-    help="Where workers that are added later are remembered.",
+    help="Where workers that are added later are remembered. A URL with a password is better given by the environment: others see a command's arguments.",
 )
 @click.option(
     "--fleet-secret-file",

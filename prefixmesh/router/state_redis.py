@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
+from prefixmesh.config import without_password
 from prefixmesh.errors import BudgetError, ConfigError, UnavailableError
 from prefixmesh.router.state_mirror import StateMirror
 from prefixmesh.router.state_store import ABSENT, MAX_ENTRIES, Change, Entry, check_key, check_value
@@ -96,8 +97,8 @@ class RedisStore:
                 socket_connect_timeout=CALL_TIMEOUT_S,
                 retry=Retry(NoBackoff(), 0),  # whether to try again is for whoever asked
             )
-        except ValueError as error:
-            raise ConfigError(f"state: {error}") from error
+        except ValueError:  # which may tell a part of the password
+            raise ConfigError(f"state: {without_password(url)!r} is no URL of a Redis") from None
         self._write = self._redis.register_script(_WRITE)
         self._mirror = StateMirror()
         self._watchers = Watchers()

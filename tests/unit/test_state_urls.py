@@ -1,0 +1,50 @@
+"""A state's URL may have a password: what is shown of it, and how else than by a command's arguments it is given."""
+
+import click
+import pytest
+
+from prefixmesh.cli.up import up
+from prefixmesh.config import without_password
+from prefixmesh.errors import ConfigError
+from prefixmesh.router.__main__ import main as router
+from prefixmesh.router.open_state import open_store
+
+SECRET = "s3cret"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:s3cret@10.0.0.1:6379/1", "redis://***@10.0.0.1:6379/1"),
+        ("rediss://user:s3cret@redis/0", "rediss://***@redis/0"),
+        ("redis://:s3cret:s3cret@s3cret@redis/0", "redis://***@redis/0"),
+        ("redis://:s3cret/#?s3cret@redis/0", "redis://***@redis/0"),
+        ("redis://redis/0?password=s3cret", "redis://redis/0?***"),
+        ("redis:/:s3cret@redis", "***@redis"),
+        ("redis://10.0.0.1:6379/1", "redis://10.0.0.1:6379/1"),
+        ("file:///home/a:b@c/state.json", "file:///home/a:b@c/state.json"),
+        ("memory://", "memory://"),
+    ],
+)
+def test_nothing_of_a_password_is_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://:s3cret#1@redis/0", "redis://:s3cret/1@redis/0", "redi://:s3cret@redis/0"]
+)
+def test_url_that_is_refused_keeps_its_password_to_itself(url: str) -> None:
+    """A password that is not quoted breaks the URL, and what breaks is then taken for the port."""
+    with pytest.raises(ConfigError, match="state") as refused:
+        open_store(url)
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize("command", [up, router], ids=["up", "router"])
+def test_state_may_be_given_by_the_environment(
+    command: click.Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where others do not see it."""
+    url = f"redis://:{SECRET}@redis/0"
+    monkeypatch.setenv("PREFIXMESH_STATE", url)
+    assert command.make_context("it", []).params["state"] == url
