@@ -99,7 +99,7 @@ def load(path: Path | None = None) -> FleetState:
         raise ConfigError(f"cannot read the fleet's state {path}: {error.strerror}") from error
     try:
         return msgspec.json.decode(data, type=FleetState)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{path} does not hold a fleet's state ({error}); if none of yours is up, remove it"
         ) from error

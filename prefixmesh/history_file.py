@@ -135,5 +135,5 @@ def read_history(path: Path) -> Iterator[Line]:
 def _decode(decoder: "msgspec.json.Decoder[Record]", text: bytes) -> Record | None:
     try:
         return decoder.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None

@@ -123,7 +123,7 @@ def _prompt(values: dict[str, Any]) -> "PromptLike":
 def _read_messages(path: Path) -> "PromptLike":
     try:
         messages: PromptLike = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise click.BadParameter(f"cannot read {path}: {error}", param_hint="--messages") from error
     if not isinstance(messages, list):
         raise click.BadParameter("must be a JSON list of messages", param_hint="--messages")

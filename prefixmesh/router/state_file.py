@@ -139,7 +139,7 @@ def _read(path: Path) -> StateTable:
         return StateTable()
     except OSError as error:
         raise ConfigError(f"cannot read the state in {path}: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} does not hold a router's state ({error})") from error
     if contents.format != FORMAT:
         raise ConfigError(f"{path} holds state of format {contents.format}; this version reads {FORMAT}")

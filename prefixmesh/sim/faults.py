@@ -162,7 +162,7 @@ def parse_faults(text: bytes) -> FaultScript:
     """A script for a process, from its JSON. Raises ConfigError naming the fault by its place, the field and the limit."""
     try:
         value = msgspec.json.decode(text) if text.strip() else []
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"faults: not JSON: {error}") from error
     if not isinstance(value, list) or len(value) > MAX_FAULTS:
         raise ConfigError(f"faults: must be a list of at most {MAX_FAULTS}")

@@ -332,7 +332,9 @@ async def test_prompts_to_explain_come_in_every_form(router: Router, tmp_path: P
     assert await tokens("hello", "--system", "be brief") == await tokens(
         "--messages", str(tmp_path / "chat.json")
     )
-    for wrong in ((), ("hello", "--tokens", "1"), ("--raw", "hello", "--system", "x")):
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    deep = ("--messages", str(tmp_path / "deep.json"))
+    for wrong in ((), ("hello", "--tokens", "1"), ("--raw", "hello", "--system", "x"), deep):
         assert (await run(router, "explain", *wrong)).exit_code == 2
 
 

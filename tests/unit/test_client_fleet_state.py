@@ -60,7 +60,10 @@ def test_no_state_says_how_to_start_a_fleet(tmp_path: Path) -> None:
         fleet_state.load(tmp_path / "fleet.json")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"router": 5}', b'{"router": "a:1"}', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b'{"router": 5}', b'{"router": "a:1"}', b'{"x":' + b"[" * 100_000, b"\xff\xfe"],
+)
 def test_malformed_state_is_a_clear_error(tmp_path: Path, content: bytes) -> None:
     """Whatever is wrong with the file, the error names it."""
     path = tmp_path / "fleet.json"

@@ -220,6 +220,12 @@ def test_a_second_life_goes_on_in_the_file_also_after_a_torn_line(tmp_path: Path
     assert kinds == [Began, Closed, type(None), Began, Closed]
 
 
+def test_a_line_that_nests_without_end_is_one_that_is_not_known(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_bytes(b'{"event":' + b"[" * 100_000)
+    assert [line.record for line in read_history(path)] == [None]
+
+
 def test_a_full_disk_stops_nobody_and_what_is_missing_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

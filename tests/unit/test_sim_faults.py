@@ -66,6 +66,7 @@ def test_wrong_sums_are_wrong_in_the_digest_alone() -> None:
     ("text", "problem"),
     [
         (b"[", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
         (b"{}", "must be a list"),
         (b'["crash"]', r"faults\[0\]: must be an object"),
         (

@@ -59,6 +59,7 @@ async def test_second_router_is_kept_out(tmp_path: Path) -> None:
         ("", "does not hold"),
         ('{"format":1,"version":2,"entr', "does not hold"),
         ("[]", "does not hold"),
+        ('{"x":' + "[" * 100_000, "does not hold"),
         ('{"format":2,"version":1,"entries":[]}', "format 2"),
         ("\udcff", "does not hold"),
     ],
