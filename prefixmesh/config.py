@@ -50,6 +50,9 @@ _ADDRESS: Final = re.compile(
 )
 """A name of the network or an IPv4 address, or an IPv6 address with or without a zone: never what gRPC would take for another scheme."""
 
+_DATABASE: Final = re.compile(r"(?:rediss?://)?[^/]*(?:/[0-9]*)?")
+"""What follows the password in a Redis's URL: a host, and the number of a database or none."""
+
 _SECRETS: Final = re.compile(r"(?s)^(\w+://)?.*@")
 """In a URL: all that stands before the last ``@``. Whatever signs a password has, none of them is to be shown."""
 
@@ -291,7 +294,8 @@ class RouterConfig:
         check_state_url(self.state)
         if not self.workers and self.state == MEMORY_STATE:
             raise ConfigError(
-                f"workers must name at least one address, or state a file that remembers some ({FILE_STATE}PATH)"
+                "workers must name at least one address (--worker HOST:PORT), or state what remembers some "
+                f"(--state {FILE_STATE}PATH or redis://HOST:PORT/DATABASE)"
             )
         for address in self.workers:
             if not is_address(address):
@@ -323,6 +327,11 @@ def check_state_url(url: str) -> None:
     if not any(url.startswith(kind) and len(url) > len(kind) for kind in (FILE_STATE, *REDIS_STATES)):
         raise ConfigError(
             f"state must be {MEMORY_STATE}, {FILE_STATE}PATH or redis://HOST:PORT/DATABASE, got {without_password(url)!r}"
+        )
+    if url.startswith(REDIS_STATES) and not _DATABASE.fullmatch(url.partition("?")[0].rpartition("@")[2]):
+        # Redis's package takes what is no number for database 0, which may be another fleet's
+        raise ConfigError(
+            f"state in Redis must end in the number of a database, as in redis://HOST:PORT/0, got {without_password(url)!r}"
         )
 
 

@@ -4,7 +4,7 @@ import click
 import pytest
 
 from prefixmesh.cli.up import up
-from prefixmesh.config import without_password
+from prefixmesh.config import RouterConfig, check_state_url, without_password
 from prefixmesh.errors import ConfigError
 from prefixmesh.router.__main__ import main as router
 from prefixmesh.router.open_state import open_store
@@ -38,6 +38,26 @@ def test_url_that_is_refused_keeps_its_password_to_itself(url: str) -> None:
     with pytest.raises(ConfigError, match="state") as refused:
         open_store(url)
     assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["redis://redis/zero", "redis://:s3cret@redis:6379/0x", "rediss://redis/0/1"])
+def test_redis_has_numbered_databases_alone(url: str) -> None:
+    """What is no number would be database 0, and that may be another fleet's."""
+    with pytest.raises(ConfigError, match=r"must end in the number of a database") as refused:
+        check_state_url(url)
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://redis", "redis://:s3/cret@redis:6379/12", "redis://redis/0?timeout=1"]
+)
+def test_a_database_may_be_left_out_and_stand_before_options(url: str) -> None:
+    check_state_url(url)
+
+
+def test_a_router_that_knows_no_workers_tells_both_ways_to_name_them() -> None:
+    with pytest.raises(ConfigError, match=r"--worker HOST:PORT.*--state file://PATH or redis://"):
+        RouterConfig(workers=())
 
 
 @pytest.mark.parametrize("command", [up, router], ids=["up", "router"])
