@@ -139,6 +139,8 @@ def _with_absolute_disk(request: FleetRequest) -> FleetRequest:
     if request.address is None:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)  # callers' prompts are in it
+        except FileExistsError as error:
+            raise ConfigError(f"--disk-cache-dir {path} is no folder") from error
         except OSError as error:
             raise ConfigError(
                 f"cannot make the folder of --disk-cache-dir, {path}: {error.strerror}"

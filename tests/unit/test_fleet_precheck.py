@@ -87,6 +87,8 @@ def test_a_folder_for_the_disk_is_named_in_full_and_made(
     engine = EngineConfig(hicache_ratio=1.0, disk_cache_dir="taken/below")
     with pytest.raises(ConfigError, match=r"--disk-cache-dir, .*taken/below: Not a directory"):
         check_request(FleetRequest(engine=engine))
+    with pytest.raises(ConfigError, match=r"--disk-cache-dir .*taken is no folder"):
+        check_request(FleetRequest(engine=EngineConfig(hicache_ratio=1.0, disk_cache_dir="taken")))
     joined = check_request(FleetRequest(engine=engine, address="auto")).engine
     assert joined.disk_cache_dir == str(tmp_path / "taken" / "below")
 
