@@ -51,7 +51,7 @@ def run_tiers_bench(
     ConfigError and ModelFileError."""
     stage = Stage(effort, config, open_tier_engine)
     for part in parts(only):
-        progress(", ".join(FIGURES[name].title.strip() for name in PARTS[part]))
+        progress(f"{part}: " + ", ".join(FIGURES[name].title.strip() for name in PARTS[part]))
         TAKE[part](stage)
     info = stage.info
     return Report(

@@ -33,14 +33,14 @@ def bench_flags(
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
         click.option("--check", is_flag=True, help="Exit with 1 when a figure is not what was asked for."),
         click.option(
-            "--quick", is_flag=True, help=f"{quick} and few repeats, in seconds: no measure of anything."
+            "--quick", is_flag=True, help=f"{quick} and few repeats: soon done, and no measure of anything."
         ),
         click.option(
             "--only",
             "names",
             multiple=True,
             callback=check_names,
-            help=f"Only this {one_of_them}; may be repeated.",
+            help=f"Only this {one_of_them}; may be repeated. A name that is none lists those that there are.",
         ),
     )
 

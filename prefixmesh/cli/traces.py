@@ -17,7 +17,10 @@ def list_traces() -> None:
     from prefixmesh.sim.workloads.catalogue import GENERATORS
 
     rows = [("public", trace.name, trace.about) for trace in PUBLIC_TRACES.values()]
-    rows += [("made", name, " ".join((make.__doc__ or "").split())) for name, make in GENERATORS.items()]
+    rows += [
+        (f"made; {make().requests:,} requests unless told", name, " ".join((make.__doc__ or "").split()))
+        for name, make in GENERATORS.items()
+    ]
     for kind, name, about in rows:
         click.echo(f"{name} ({kind})")
         click.echo(click.wrap_text(about, width=110, initial_indent="    ", subsequent_indent="    "))
@@ -55,7 +58,11 @@ def show(name: str, path: Path | None) -> None:
 @traces.command(short_help="Make a workload from a seed.")
 @click.argument("workload", metavar="WORKLOAD")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed makes the same file.")
-@click.option("--requests", type=int, help="About so many; the workload's own number where it is not given.")
+@click.option(
+    "--requests",
+    type=int,
+    help="About so many; where it is not given, the number that `prefixmesh traces list` shows.",
+)
 @click.option("--block-size", type=int, help="Tokens that a block has; 64 where it is not given.")
 @click.option(
     "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Where it is written to."

@@ -102,7 +102,11 @@ def test_seed_makes_the_same_file_and_block_size_another(tmp_path: Path) -> None
 
 def test_list_tells_of_every_workload_and_public_trace() -> None:
     listed = run("traces", "list").stdout
-    assert all(f"{name} (made)" in listed for name in GENERATORS)
+    assert all(
+        f"{name} (made; {make().requests:,} requests unless told)" in listed
+        for name, make in GENERATORS.items()
+    )
+    assert "`" not in listed, "what people read has no marks of the source's"
     assert all(f"{name} (public)" in listed for name in PUBLIC_TRACES)
     assert "2,048 tokens" in listed
 

@@ -15,7 +15,13 @@ from prefixmesh.sim.workloads.tenants import AdapterTenants
 
 
 class Generator(Protocol):
-    """What makes a workload; its fields are the workload's lengths and rates, all with defaults that its docstring states."""
+    """What makes a workload; its fields are the workload's lengths and rates, all with defaults that its docstring states. People read it
+    too: `prefixmesh traces list` shows it."""
+
+    @property
+    def requests(self) -> int:
+        """About so many."""
+        ...
 
     def make(self, draws: Draws) -> Workload:
         """The workload that these numbers give."""

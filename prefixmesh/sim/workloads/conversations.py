@@ -17,10 +17,8 @@ RAMP_MS: Final = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CustomerService:
-    """Agents that follow a policy text: 2,048 tokens of it, 60 tokens asked, 180 answered, 6 to 12 turns.
-
-    ``requests`` is reached, and exceeded by no more than the last conversations' turns.
-    """
+    """Agents that follow a policy text: 2,048 tokens of it, 60 tokens asked, 180 answered, 6 to 12 turns. The number of requests is reached,
+    and exceeded by no more than the last conversations' turns."""
 
     requests: int = 20_000
     block_size: int = 64
