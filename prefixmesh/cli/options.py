@@ -51,7 +51,9 @@ class TokenIds(click.ParamType[tuple[int, ...]]):
 
 _CONNECTION: Final = (
     click.option(
-        "--address", metavar="HOST:PORT", help="Router or worker. [default: the fleet `up` started]"
+        "--address",
+        metavar="HOST:PORT",
+        help="Router, or a worker where it can answer that itself. [default: the fleet `up` started]",
     ),
     click.option(
         "--api-key",

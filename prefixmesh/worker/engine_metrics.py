@@ -144,7 +144,9 @@ def _tier_families(tiers: TierCounts, load_back_ms_per_token: float) -> Iterator
         1e3 / load_back_ms_per_token if load_back_ms_per_token else 0.0,
     )
     yield GaugeMetricFamily("prefixmesh_disk_tokens", "Tokens whose KV is on the disk.", tiers.disk_tokens)
-    yield GaugeMetricFamily("prefixmesh_disk_bytes", "Bytes of their files.", tiers.disk_bytes)
+    yield GaugeMetricFamily(
+        "prefixmesh_disk_bytes", "Bytes of all KV files, also of those that are not served.", tiers.disk_bytes
+    )
     yield CounterMetricFamily(
         "prefixmesh_disk_bad_files",
         "Files that were not what they should be, and were put away.",
