@@ -24,7 +24,7 @@ def grow_decoders(
 ) -> Growth:
     """Give a page to every decoding request that stands at a page's end.
 
-    Evicts first. When that is not enough, and backups in flight will not give enough either once they have ended, ``preempt``
+    Evicts first. When that is not enough, and copies in flight will not give enough either once they have ended, ``preempt``
     takes the request that loses least out of the batch, and so on: at the latest when nobody decodes any more there are pages
     enough. O(decoding), and O(running * depth) for each preemption.
     """

@@ -241,8 +241,8 @@ class KvManager:
         return self._keeper is not None and self._keeper.may_free_pages(now)
 
     def pages_coming(self, now: float) -> int:
-        """Pages that could be had in a moment, once backups in flight have ended. O(copies * depth)."""
-        return 0 if self._keeper is None else self._keeper.backups.pages_coming(now)
+        """Pages that could be had in a moment, once copies in flight have ended. O(copies * depth)."""
+        return 0 if self._keeper is None else self._keeper.pages_coming(now)
 
     def offers(self, request: Request) -> bool:
         """Whether what a running request computes enters the cache; after a flush it does not."""

@@ -6,6 +6,7 @@ import pytest
 
 from prefixmesh.worker import admitter
 from prefixmesh.worker.tiers import disk_writes
+from prefixmesh.worker.tiers.backups_in_flight import LATE_COPY_S
 from prefixmesh.worker.tiers.disk_fetches import LEAST_WAIT_S
 from tests.support.disk_bench import DiskBench
 from tests.support.fake_model import expected_output
@@ -106,6 +107,26 @@ def test_a_step_looks_for_so_many_prompts_on_the_disk_and_for_the_others_in_the_
     bench.disk.finish_read()
     bench.run()
     assert {bench.admitted(f"r{number}").cached_tokens for number in range(5)} == {10}
+    bench.check_at_rest()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_nobody_who_runs_gives_way_to_what_is_fetched_for_one_who_waits(late: bool) -> None:
+    bench = kept(device_pages=16)
+    bench.mover.holds = {"fetch"}
+    bench.submit("runs", [20, 21, 22], 9)
+    bench.step(2)
+    bench.submit("waits", [*PROMPT, 7], 2)
+    bench.step(3)
+    assert bench.scheduler.kv.free_pages == bench.scheduler.kv.evictable_pages == 0
+    if late:
+        bench.now += LATE_COPY_S
+        bench.step()
+    assert bench.scheduler.preemptions == late
+    bench.mover.holds = set()
+    bench.mover.finish()
+    bench.run()
+    assert bench.scheduler.preemptions == late
     bench.check_at_rest()
 
 

@@ -8,7 +8,7 @@ from prefixmesh.cache.transfers import Offload
 from prefixmesh.errors import InvariantError
 
 LATE_COPY_S: Final = 0.25
-"""Pages that a backup will give free are waited for until it is so old; whoever needs pages then takes others'."""
+"""Pages that a copy will give free are waited for until it is so old; whoever needs pages then takes others'."""
 
 
 class Backup:

@@ -17,6 +17,7 @@ keeper at all.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 
 from prefixmesh.cache.base import MatchResult, RadixKey
@@ -29,7 +30,7 @@ from prefixmesh.tokens import TOKEN_BYTES
 from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.messages import TierCounts
 from prefixmesh.worker.tiers.backups import MAX_QUEUED_BACKUPS, BackupQueue, missing_tokens
-from prefixmesh.worker.tiers.backups_in_flight import Backup, BackupsInFlight
+from prefixmesh.worker.tiers.backups_in_flight import LATE_COPY_S, Backup, BackupsInFlight
 from prefixmesh.worker.tiers.copies import CANCELLED, CopyJob, CopyKind, Mover, Outcome
 from prefixmesh.worker.tiers.disk_desk import DiskDesk
 from prefixmesh.worker.tiers.disk_jobs import Disk, DiskCounts
@@ -53,8 +54,6 @@ STEP_WAIT_S: Final = 0.5
 STUCK_COPY_S: Final = 10.0
 """A copy that has not ended after so long is not counted on any more: whoever finds no room because of it is told so."""
 
-NO_DISK: Final = DiskCounts()
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeeperConfig:
@@ -75,7 +74,7 @@ class Keeper:
     * load-backs: ``peek``, ``begin_load``, then ``start`` or ``undo``; ``leave``; ``may_begin``, ``expect``
     * backups: ``pump``, ``save``
     * outcomes: ``has_work``, ``collect``, ``wait``
-    * look at: ``is_copying``, ``backups``, ``may_free_pages``, ``counts``, ``check_invariants``
+    * look at: ``is_copying``, ``pages_coming``, ``may_free_pages``, ``counts``, ``check_invariants``
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class Keeper:
         self._max_copying_pages = max(
             1, min(config.device_pages // COPYING_SHARE, MAX_COPYING_BYTES // max(1, mover.page_bytes))
         )
-        self._last_number = 0
+        self._numbers = count(1)
         self.backups = BackupsInFlight()
         self._loads: dict[int, Load] = {}
         self._fetches: dict[int, tuple[Fetch, float]] = {}
@@ -191,7 +190,7 @@ class Keeper:
             return None
         size_tokens = len(copy.device_pages) * self._cache.page_size
         expected_ms = before_ms + self.rates.restore_ms(size_tokens)
-        return Load(self._next_number(), copy, size_tokens, now, expected_ms)
+        return Load(next(self._numbers), copy, size_tokens, now, expected_ms)
 
     def start(self, load: Load) -> None:
         """Its request is admitted: copy."""
@@ -279,10 +278,16 @@ class Keeper:
         began = [job.began_at for job in jobs] + [began_at for _, began_at in self._fetches.values()]
         return any(now - began_at < STUCK_COPY_S for began_at in began)
 
+    def pages_coming(self, now: float) -> int:
+        """Device pages that could be had in a moment, once those copies in flight have ended that are not late: what nothing but a backup
+        locks, and what is fetched for somebody who does not run yet. O(copies * depth)."""
+        fetches = [fetch for fetch, began_at in self._fetches.values() if now - began_at < LATE_COPY_S]
+        return self.backups.pages_coming(now) + sum(len(fetch.device_pages) for fetch in fetches)
+
     def counts(self) -> TierCounts:
         """What moved since the start, and what the host holds. O(copies)."""
         host = self._cache.host_figures
-        disk = NO_DISK if self.disk is None else self.disk.counts()
+        disk = DiskCounts() if self.disk is None else self.disk.counts()
         return TierCounts(
             host_total_pages=host.total,
             host_free_pages=host.free,
@@ -330,13 +335,9 @@ class Keeper:
 
     def _fetch(self, copy: Fetch, buffer: Any, now: float) -> None:
         """Copy what came from elsewhere to the device."""
-        number = self._next_number()
+        number = next(self._numbers)
         self._fetches[number] = (copy, now)
         self._mover.start(CopyJob(number=number, kind="fetch", device_pages=copy.device_pages, buffer=buffer))
-
-    def _next_number(self) -> int:
-        self._last_number += 1
-        return self._last_number
 
     def _move(self, number: int, kind: CopyKind, copy: Offload | Restore) -> None:
         device, host = copy.device_pages, copy.host_pages
@@ -348,7 +349,7 @@ class Keeper:
         if copy is None or copy.node is None:
             self._dropped_tokens += missing
             return
-        backup = Backup(self._next_number(), copy.node, copy, now)
+        backup = Backup(next(self._numbers), copy.node, copy, now)
         # The host may have room for the front of it alone.
         self._dropped_tokens += missing - backup.pages * self._cache.page_size
         self.backups.add(backup)
