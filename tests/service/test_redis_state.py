@@ -19,7 +19,9 @@ TIMEOUT_S = 60
 
 
 @pytest.fixture
-def server(redis_server: RedisServer) -> RedisServer:
+def server(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> RedisServer:
+    """An empty one, of which a router asks more often than it would what it was not told."""
+    monkeypatch.setattr(state_redis, "POLL_S", 0.05)
     redis_server.empty()
     return redis_server
 
