@@ -22,9 +22,6 @@ ADAPTER_CHAIN: Final = 4.0
 worker has. In a fleet whose places for adapters are all taken that is long; 4 keeps 32 adapters on 8 workers with 4 places each where
 they are."""
 
-Scalar = Column
-"""An array of no dimension."""
-
 EVICTED_USE: Final = 0.25
 """Share of the KV that a full cache gives up which somebody would have asked for again. Caches give up first what was used longest
 ago, so that it is well below their hit rate; nobody measures it."""
