@@ -44,7 +44,7 @@ class Change(NamedTuple):
 
 class StateStore(Protocol):
     """Every keeper passes ``tests/contract/test_state_store_contract.py``. Calls raise UnavailableError while the keeper cannot do its work;
-    then nothing has changed."""
+    then nothing has changed, unless a keeper elsewhere was only late to say so: then watches tell of the write."""
 
     async def get(self, key: str) -> Entry | None:
         """The entry of ``key``; None when there is none."""
