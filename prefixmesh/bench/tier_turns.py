@@ -5,7 +5,7 @@ from typing import Final
 from prefixmesh.bench.tier_plan import DEVICE_SHARE
 from prefixmesh.bench.tier_stage import Stage
 from prefixmesh.bench.tier_talks import Heard, Talks, hold_talks, make_talks
-from prefixmesh.worker.messages import TierCounts
+from prefixmesh.worker.engine_stats import TierCounts
 
 UNBOUNDED: Final = 2.0
 """Of the working set: a device that never evicts."""

@@ -33,7 +33,8 @@ from prefixmesh.worker.adapter_records import (
     Refusal,
     Unloaded,
 )
-from prefixmesh.worker.messages import AdapterCounts, AdapterInfo
+from prefixmesh.worker.engine_stats import AdapterCounts
+from prefixmesh.worker.messages import AdapterInfo
 
 MAX_NAMES: Final = 1024
 """A name costs some hundred bytes, and every look at the list tells all of them."""

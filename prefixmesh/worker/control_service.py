@@ -25,8 +25,9 @@ from prefixmesh.wall_clock import unix_ms
 from prefixmesh.worker.cache_watchers import CacheWatchers
 from prefixmesh.worker.caller import Metadata
 from prefixmesh.worker.engine_client import EngineClient
+from prefixmesh.worker.engine_stats import TierCounts
 from prefixmesh.worker.front_adapters import FrontAdapters
-from prefixmesh.worker.messages import AdapterInfo, EngineInfo, TierCounts
+from prefixmesh.worker.messages import AdapterInfo, EngineInfo
 from prefixmesh.worker.recent_stats import RecentStats
 from prefixmesh.worker.worker_reports import host_pool_of
 

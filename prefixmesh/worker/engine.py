@@ -18,6 +18,7 @@ from prefixmesh.worker.answer_grammar import AnswerGrammar
 from prefixmesh.worker.batch_plan import BatchPlan
 from prefixmesh.worker.cache_recorder import CacheRecorder
 from prefixmesh.worker.engine_rates import EngineRates
+from prefixmesh.worker.engine_stats import TierCounts
 from prefixmesh.worker.entrance import Entrance
 from prefixmesh.worker.logit_rules import RuledRow, apply_rules
 from prefixmesh.worker.logprobs import model_logprobs, read_logprobs
@@ -33,7 +34,6 @@ from prefixmesh.worker.messages import (
     LoadAdapter,
     Stats,
     Submit,
-    TierCounts,
     UnloadAdapter,
 )
 from prefixmesh.worker.sampling import sample

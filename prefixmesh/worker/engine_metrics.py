@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from prefixmesh.cache.ledger import LedgerRow
-from prefixmesh.worker.messages import AdapterCounts, Stats, TierCounts
+from prefixmesh.worker.engine_stats import AdapterCounts, Stats, TierCounts
 from prefixmesh.worker.recent_stats import RecentStats
 
 

@@ -9,8 +9,8 @@ from typing import Final, Protocol
 
 from prefixmesh.cache.events import CacheSummary
 from prefixmesh.cache.ledger import Hits, LedgerRow, Misses
+from prefixmesh.worker.engine_stats import Stats, TierCounts
 from prefixmesh.worker.front_load import FrontLoad
-from prefixmesh.worker.messages import Stats, TierCounts
 from prefixmesh.worker.router_requests import OwnReader
 from prefixmesh.worker_report import PagePool, WorkerReport
 

@@ -19,7 +19,8 @@ from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2 as control
 from prefixmesh.worker import metrics
 from prefixmesh.worker.call_metrics import outcome_of
-from prefixmesh.worker.messages import EngineInfo, Refused, TierCounts
+from prefixmesh.worker.engine_stats import TierCounts
+from prefixmesh.worker.messages import EngineInfo, Refused
 from prefixmesh.worker.server import WorkerServer
 from tests.support.fake_engine import fake_worker
 from tests.support.router_kit import token_request

@@ -10,7 +10,7 @@ from prefixmesh.proto.cache_news import decode_pool
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2 as control_pb
 from prefixmesh.tokens import pack
-from prefixmesh.worker.messages import TierCounts
+from prefixmesh.worker.engine_stats import TierCounts
 from prefixmesh.worker_report import PagePool
 from tests.support.cache_following import Follower
 from tests.support.scripted_engine import ScriptedEngine

@@ -24,6 +24,7 @@ from prefixmesh.text.backend import byte_level_alphabet
 from prefixmesh.text.tokenizer import Tokenizer
 from prefixmesh.tokens import count, pack, unpack
 from prefixmesh.worker.engine_client import RequestEvent
+from prefixmesh.worker.engine_stats import TierCounts
 from prefixmesh.worker.messages import (
     AdapterInfo,
     Admitted,
@@ -35,7 +36,6 @@ from prefixmesh.worker.messages import (
     Refused,
     Stats,
     Submit,
-    TierCounts,
     TokensOut,
 )
 from prefixmesh.worker.prefill_savings import PrefillShape

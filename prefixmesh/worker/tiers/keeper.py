@@ -28,7 +28,7 @@ from prefixmesh.config import HostWritePolicy
 from prefixmesh.errors import InvariantError
 from prefixmesh.tokens import TOKEN_BYTES
 from prefixmesh.worker.engine_rates import EngineRates
-from prefixmesh.worker.messages import TierCounts
+from prefixmesh.worker.engine_stats import TierCounts
 from prefixmesh.worker.tiers.backups import MAX_QUEUED_BACKUPS, BackupQueue, missing_tokens
 from prefixmesh.worker.tiers.backups_in_flight import LATE_COPY_S, Backup, BackupsInFlight
 from prefixmesh.worker.tiers.copies import CANCELLED, CopyJob, CopyKind, Mover, Outcome
