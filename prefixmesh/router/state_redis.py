@@ -114,7 +114,7 @@ class RedisStore:
     async def get(self, key: str) -> Entry | None:
         """See ``StateStore``."""
         raw = await _asked(self._redis.hget(ENTRIES, key))
-        return None if raw is None else _entry(key, raw)
+        return None if raw is None else _entry(key.encode(), raw)
 
     async def entries(self, prefix: str) -> list[Entry]:
         """See ``StateStore``."""
@@ -213,7 +213,8 @@ class RedisStore:
             return False
         raw = await self._redis.hget(ENTRIES, key)
         # What is there is of this write, or of a later one that will be told too.
-        self._take(Change(key, None, version) if raw is None else Change(*_entry(key, raw)))
+        entry = None if raw is None else _entry(name, raw)
+        self._take(Change(key, None, version) if entry is None else Change(*entry))
         return True
 
     async def _read_all(self) -> None:
@@ -259,10 +260,16 @@ async def _asked(answer: Awaitable[Any]) -> Any:
         ) from error
 
 
-def _entry(key: str, raw: bytes) -> Entry:
+def _entry(name: bytes, raw: bytes) -> Entry | None:
+    """None for what no store of ours has written: the others are served all the same."""
     number, _, value = raw.partition(b":")
-    return Entry(key, value, int(number))
+    try:
+        return Entry(name.decode(), value, int(number))
+    except ValueError:
+        logger.warning("state_entry_ignored key=%r", name)
+        return None
 
 
 def _entries(found: Mapping[bytes, bytes]) -> dict[str, Entry]:
-    return {name.decode(): _entry(name.decode(), raw) for name, raw in found.items()}
+    read = (_entry(name, raw) for name, raw in found.items())
+    return {entry.key: entry for entry in read if entry is not None}

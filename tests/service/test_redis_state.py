@@ -112,6 +112,21 @@ async def test_message_of_somebody_else_ends_nothing(server: RedisServer, messag
         await seen.until(lambda: len(seen.values) == 3)
 
 
+async def test_entry_of_somebody_else_hides_no_other(server: RedisServer) -> None:
+    async with router(server) as (store, seen):
+        await store.put("a", b"1")
+        with redis.Redis(port=server.port) as client:
+            client.hset(state_redis.ENTRIES, "junk", "of nobody's")
+            client.hset(state_redis.ENTRIES, b"\xff", "7:x")
+            client.publish(state_redis.CHANGES, f"{int(client.incr(state_redis.VERSION))}:junk")
+        await store.put("b", b"2")
+        await seen.until(lambda: seen.values == {"a": b"1", "b": b"2"})
+        assert await store.get("junk") is None
+        assert [entry.key for entry in await store.entries("")] == ["a", "b"]
+    async with router(server) as (_, seen):
+        await seen.until(lambda: seen.values == {"a": b"1", "b": b"2"})
+
+
 async def test_watch_that_was_closed_is_told_nothing_more(server: RedisServer) -> None:
     store = RedisStore(server.url)
     await store.put("a", b"1")
