@@ -215,6 +215,26 @@ def test_a_folder_that_vanishes_costs_what_was_in_it_and_no_more(tier: DiskTier,
     assert found(tier, long_key(32)) is None
 
 
+def test_a_file_that_cannot_be_read_now_is_served_when_it_can(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For want of a descriptor, say: that is a miss, and no fault of the file."""
+    store(tier, long_key(32))
+    prefix = found(tier, long_key(32))
+    assert prefix is not None
+    with monkeypatch.context() as troubled:
+        troubled.setattr(disk_work, "read_pages", no_descriptor)
+        assert read(tier, prefix).size_tokens == 0
+    assert tier.counts().bad_files == 0
+    again = found(tier, long_key(32))
+    assert again is not None
+    assert page_numbers(read(tier, again)) == list(range(16))
+
+
+def no_descriptor(*_: object) -> None:
+    raise OSError(24, "Too many open files")
+
+
 def test_two_tiers_on_one_folder_are_one_too_many(
     tier: DiskTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,9 +147,14 @@ class DiskWork:
             except FileNotFoundError:
                 missing = part.file
                 break
-            except (BadFileError, OSError) as error:
+            except BadFileError as error:
                 logger.warning("disk.bad_file file=%s problem=%s", part.file.name, error)
                 bad, bad_name = part.file, put_away(path).name
+                break
+            except (
+                OSError
+            ) as error:  # says nothing of what is in the file: no descriptor was left, or no permission
+                logger.warning("disk.not_read file=%s problem=%s", part.file.name, error)
                 break
             end_tokens = part.end_tokens
         size_tokens = end_tokens - prefix.start_tokens
