@@ -66,7 +66,9 @@ async def worker(faults_path: Path) -> AsyncIterator[Worker]:
 
 def request(prompt: list[int] = PROMPT, max_tokens: int = 6) -> pb.GenerateRequest:
     return pb.GenerateRequest(
-        tokens=pb.TokenPrompt(ids=pack(prompt)), sampling=pb.Sampling(max_tokens=max_tokens)
+        tokens=pb.TokenPrompt(ids=pack(prompt)),
+        # The namespace is another one in each run, and one of 300 tokens would end an answer.
+        sampling=pb.Sampling(max_tokens=max_tokens, ignore_eos=True),
     )
 
 
