@@ -1,8 +1,9 @@
 """Should the host give up first what the device has too? The hit share of multi-turn traffic on two tiers, both ways.
 
-A model of blocks and not the cache itself: conversations of a skewed popularity grow turn by turn, everything is backed up at once, and
-either tier forgets by the policy, a conversation's end before its front. Says why host eviction in ``docs/cache.md`` is as it is:
-``python benchmarks/host_eviction.py``, about a minute.
+Without saving what the device gives up: the cache does give up such copies first, but for what it saves (``docs/adr/0007``), and this is what
+it would cost if it did not. A model of blocks and not the cache itself: conversations of a skewed popularity grow turn by turn, everything is
+backed up at once, and either tier forgets by the policy, a conversation's end before its front: ``python benchmarks/host_eviction.py``, about a
+minute.
 """
 
 import random

@@ -67,10 +67,13 @@ class Copy:
 class Offload(Copy):
     """From the device to the host: a backup."""
 
-    __slots__ = ()
+    __slots__ = ("gives_from",)
 
     source = Tier.DEVICE
     target = Tier.HOST
+
+    gives_from: int | None
+    """Of a rescue: the token from which on its path leaves the device when the copy has come; None for any other backup."""
 
 
 class Restore(Copy):

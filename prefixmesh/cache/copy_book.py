@@ -2,7 +2,7 @@
 ``offloads``, ``restores`` and ``fetches``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -38,6 +38,10 @@ class TreeCalls:
     """Allocate so many device pages, evicting if need be, for an owner."""
     evict_host: Callable[[int, str, Rank, int], int]
     """Free so many host pages for an owner's newcomer, beside so many that it has taken already."""
+    shed: Callable[[int, Collection[TreeNode]], int]
+    """``Evictor.shed``."""
+    demote_path: Callable[[TreeNode, int], None]
+    """``Evictor.demote_path``."""
     gained: Callable[[Tier, TreeNode], None]
     """Told of every node that came to a tier by a copy between the two, parents first."""
     part_of: Callable[[TreeNode, int], TreeNode]

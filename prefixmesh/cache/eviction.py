@@ -75,6 +75,8 @@ class EvictionLine(Protocol):
 
     def __iter__(self) -> Iterator[TreeNode]: ...
 
+    def __reversed__(self) -> Iterator[TreeNode]: ...
+
     def __len__(self) -> int: ...
 
 
@@ -153,6 +155,10 @@ class LruLine:
     def __iter__(self) -> Iterator[TreeNode]:
         for segment in self._segments:
             yield from segment
+
+    def __reversed__(self) -> Iterator[TreeNode]:
+        for segment in reversed(self._segments):
+            yield from reversed(segment)
 
     def __len__(self) -> int:
         return sum(map(len, self._segments))
@@ -240,6 +246,10 @@ class RankedLine:
     def __iter__(self) -> Iterator[TreeNode]:
         for rank in sorted(self._buckets):
             yield from self._buckets[rank]
+
+    def __reversed__(self) -> Iterator[TreeNode]:
+        for rank in sorted(self._buckets, reverse=True):
+            yield from reversed(self._buckets[rank])
 
     def __len__(self) -> int:
         return len(self._standing)

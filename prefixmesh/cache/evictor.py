@@ -6,6 +6,9 @@ split, because a node is on a tier wholly or not at all. Such a split puts the p
 whole stood, and counts as a use of it on the other tier, whose line has no place between two nodes.
 """
 
+from collections.abc import Collection
+from typing import Final
+
 from prefixmesh.cache.accounting import PageAccounts
 from prefixmesh.cache.events import EventSink
 from prefixmesh.cache.host_tier import HostTier
@@ -15,6 +18,9 @@ from prefixmesh.cache.seen_blocks import SeenBlocks
 from prefixmesh.cache.tier import Tier
 from prefixmesh.ids import Fingerprint
 from prefixmesh.tokens import TOKEN_BYTES
+
+MAX_SHED_LOOKS: Final = 512
+"""Nodes at the back of the device's lines that are looked at for copies to shed: some tens of microseconds."""
 
 
 class Evictor:
@@ -103,6 +109,48 @@ class Evictor:
         host.allocator.free(unpack_pages(b"".join(given_up)))
         return freed
 
+    def shed(self, host: HostTier, pages: int, going: Collection[TreeNode]) -> int:
+        """Free host pages, ``pages`` if it can and a node's rest more, by copies of what the device has too and keeps longest: from the
+        back of its lines, each path from its end on, no node that is ``going`` from there. Loses nothing; returns how many.
+
+        Not where there are quotas, which say who gives. O(nodes), at most ``MAX_SHED_LOOKS`` and what is given up.
+        """
+        shed: list[TreeNode] = []
+        freed = 0
+        if host.lines.has_quotas:
+            return 0
+        parts: list[bytes] = []
+        for node in self._accounts.lines.in_order(MAX_SHED_LOOKS, backwards=True):
+            if freed >= pages:
+                break
+            at = node
+            while freed < pages and at not in going and _is_spare(at):
+                shed.append(at)
+                parts.append(host.strip(at))
+                freed += len(parts[-1]) // INDEX_BYTES
+                assert at.parent is not None
+                at = at.parent
+        names = [name for node in shed for name in node.hash_value]
+        if names:
+            self._events.removed(Tier.HOST, names)
+        host.allocator.free(unpack_pages(b"".join(parts)))
+        return freed
+
+    def demote_path(self, node: TreeNode, start: int) -> None:
+        """Of the path to ``node`` from token ``start`` on, take from the device what can go, from its end, as far as the host has it.
+        O(nodes that go)."""
+        accounts = self._accounts
+        names: list[Fingerprint] = []
+        parts: list[bytes] = []
+        at = node
+        while (parent := at.parent) is not None and at.start >= start and _may_be_demoted(at):
+            names += at.hash_value
+            parts.append(accounts.demote(at))
+            at = parent
+        if names:
+            self._events.removed(Tier.DEVICE, names)
+        accounts.allocator.free(unpack_pages(b"".join(parts)))
+
     def _cut_device(self, node: TreeNode, pages: int, names: list[Fingerprint]) -> bytes:
         """The last ``pages`` device pages of an unlocked leaf; the blocks that end there are added to ``names``."""
         accounts = self._accounts
@@ -151,3 +199,13 @@ class Evictor:
         """How many blocks end in the first ``pages`` pages of the edge."""
         size = self._block_size
         return (node.start + pages * self._page_size) // size - node.start // size
+
+
+def _is_spare(node: TreeNode) -> bool:
+    """Whether the device has it as well, and its copy could go from the host."""
+    return bool(node.pages and node.host_pages) and not node.host_ref_counter and not node.has_host_children
+
+
+def _may_be_demoted(node: TreeNode) -> bool:
+    """Whether the host has it as well, and the device could give it up."""
+    return bool(node.pages and node.host_pages) and not node.lock_ref and not node.has_device_children

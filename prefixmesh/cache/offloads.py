@@ -1,5 +1,7 @@
 """Backups: what the device has comes to the host as well, as far as the host has room that the policy would give it."""
 
+from collections.abc import Collection
+
 from prefixmesh.cache.copies import Offload
 from prefixmesh.cache.copy_book import MAX_COPIES, CopyBook
 from prefixmesh.cache.node import INDEX_BYTES, TreeNode, end_of, nodes_from, pack_pages, unpack_pages
@@ -10,12 +12,15 @@ from prefixmesh.tokens import TOKEN_BYTES
 class Offloads(CopyBook):
     """``begin_offload``, then ``finish_offload`` or ``abort_offload``."""
 
-    def begin_offload(self, node: TreeNode) -> Offload | None:
+    def begin_offload(
+        self, node: TreeNode, going: Collection[TreeNode] | None = None, used_at: int | None = None
+    ) -> Offload | None:
         """Copy to the host what of the path to ``node`` is not there yet, from its front as much as there is room for (the node in
         which that ends is split there); None when that is nothing, or when a copy of it is in flight. O(depth + pages).
 
         Room is what is free, and what the policy would give up for what comes: see ``_room_on_host``. What did not fit is counted in
-        ``left_pages``.
+        ``left_pages``. With ``going``, nodes that are about to leave the device, copies of what else the device has are shed first;
+        ``used_at`` counts as the last use of what comes.
         """
         if not node.pages or node in self._offloading or node.payer is self._accounts.gone:
             return None
@@ -31,7 +36,7 @@ class Offloads(CopyBook):
             return None
         host_lock = self._host.lock(top)
         wanted = sum(len(at.pages) for at in path) // INDEX_BYTES
-        room = self._room_on_host(path, node.payer.name)
+        room = self._room_on_host(path, node.payer.name, going, used_at)
         self.left_pages += wanted - room
         if 0 < room < wanted:
             path = self._first_of(path, end_of(top) * TOKEN_BYTES, room * self._page_bytes)
@@ -49,6 +54,7 @@ class Offloads(CopyBook):
             device_lock=self._accounts.lock(node),
             host_lock=host_lock,
         )
+        copy.gives_from = None
         self._offloading[node] = copy
         self._begin(copy)
         return copy
@@ -77,6 +83,8 @@ class Offloads(CopyBook):
         # Part of the path may have had its copy before, and stands before what came below it now.
         self._host.touch_path(node, self._accounts.serial)
         self._free_spare(self._host.allocator.free, spare)
+        if copy.gives_from is not None:
+            self._tree.demote_path(node, copy.gives_from)
 
     def abort_offload(self, copy: Offload) -> None:
         """It will not be completed (and nothing writes to its pages any more): they are free again. O(depth + pages)."""
@@ -84,7 +92,9 @@ class Offloads(CopyBook):
         self._unlock(copy)
         self._host.allocator.free(copy.host_pages)
 
-    def _room_on_host(self, path: list[TreeNode], owner: str) -> int:
+    def _room_on_host(
+        self, path: list[TreeNode], owner: str, going: Collection[TreeNode] | None, used_at: int | None
+    ) -> int:
         """Pages, counted from the front of a path (given deepest first), for which the host is free or can be made free by giving up
         only what the policy would give up for each of them: used less, or not later, or of lower priority. O(depth + nodes given up).
 
@@ -95,8 +105,11 @@ class Offloads(CopyBook):
         room = 0
         for at in reversed(path):
             wanted = room + len(at.pages) // INDEX_BYTES
+            if going is not None and wanted > allocator.free_pages:
+                self._tree.shed(wanted - allocator.free_pages, going)
             if wanted > allocator.free_pages:
-                newcomer = lines.rank_of(at, self._accounts.serial if at.lock_ref else at.serial)
+                last_use = at.serial if used_at is None else used_at
+                newcomer = lines.rank_of(at, self._accounts.serial if at.lock_ref else last_use)
                 self._tree.evict_host(wanted - allocator.free_pages, owner, newcomer, room)
             room = min(wanted, allocator.free_pages)
             if room < wanted:

@@ -237,6 +237,24 @@ class OwnerLines:
             self._payers[node.payer.name].line.enter(node)
         return aside
 
+    @property
+    def has_quotas(self) -> bool:
+        """Whether anybody has a floor or a ceiling."""
+        return bool(self._quotas)
+
+    def in_order(self, most: int, *, backwards: bool = False) -> Iterator[TreeNode]:
+        """The first ``most`` that stand in line, next to go first, or the last ones, last to go first: as policy and recency say, quotas
+        apart, locked ones among them. Changes nothing; nothing may change in line meanwhile. O(payers), and O(log payers) a node."""
+        lines: list[Iterator[TreeNode]] = [
+            reversed(payer.line) if backwards else iter(payer.line) for payer in self._payers.values()
+        ]
+        if len(lines) == 1:
+            return itertools.islice(lines[0], most)
+        merged = heapq.merge(
+            *lines, key=lambda node: self._place(self._payers[node.payer.name], node), reverse=backwards
+        )
+        return itertools.islice(merged, most)
+
     def rank_of(self, node: TreeNode, used_at: int) -> Rank:
         """What ``next_victim`` compares with a newcomer that comes in ``node``'s name and was used last by operation ``used_at``."""
         return (rank_under(self._policy, node), used_at)

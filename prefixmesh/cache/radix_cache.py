@@ -13,6 +13,7 @@ parts of their own.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, get_args
 
 from prefixmesh.cache.accounting import NO_QUOTAS, PageAccounts
@@ -126,6 +127,8 @@ class RadixCache:
             calls = TreeCalls(
                 make_room=self._make_room,
                 evict_host=self._make_way,
+                shed=partial(self._evictor.shed, self._host),
+                demote_path=self._evictor.demote_path,
                 gained=self._gained,
                 part_of=self._grower.part_of,
                 insert=self.insert,

@@ -14,14 +14,15 @@ from prefixmesh.cache.copies import Restore as Restore
 from prefixmesh.cache.copy_book import MAX_COPIES as MAX_COPIES
 from prefixmesh.cache.copy_book import TreeCalls as TreeCalls
 from prefixmesh.cache.fetches import Fetches
-from prefixmesh.cache.offloads import Offloads
+from prefixmesh.cache.rescues import Rescues
 from prefixmesh.cache.restores import Restores
 
 
-class Transfers(Offloads, Restores, Fetches):
+class Transfers(Rescues, Restores, Fetches):
     """The copies of one cache.
 
     * a backup: ``begin_offload``, ``finish_offload``, ``abort_offload``
+    * a backup of what is about to leave the device: ``keep``, ``next_to_go``, ``begin_rescue``; it ends as any backup
     * a load-back: ``begin_restore``, ``finish_restore``, ``fail_restore``
     * KV from elsewhere: ``begin_fetch``, ``finish_fetch``, ``fail_fetch``
     * host copies read for elsewhere: ``begin_read``, ``end_read``

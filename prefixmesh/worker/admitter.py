@@ -100,7 +100,7 @@ class Admitter:
                     continue
                 if not len(self._batch) and not self._kv.may_free_pages(now):
                     return Admissions(started, request)
-                is_short = True
+                is_short = is_short or request.rescue_until is None or now >= request.rescue_until
             if not admissions.skip(request, too_long=not gets_on):
                 break
         self._pages_short = is_short and not started

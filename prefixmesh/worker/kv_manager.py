@@ -21,6 +21,7 @@ from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.errors import DoubleReleaseError, InternalError, InvariantError
 from prefixmesh.tokens import TOKEN_BYTES
 from prefixmesh.worker.request import Request
+from prefixmesh.worker.tiers.backups_in_flight import LATE_COPY_S
 from prefixmesh.worker.tiers.keeper import Keeper
 from prefixmesh.worker.tiers.load_backs import Load
 
@@ -115,6 +116,8 @@ class KvManager:
         wanted = self.pages_for(request.length)
         if wanted + reserve_pages - self._cache.peek(key) // self.page_size > self.obtainable_pages(owner):
             return False  # asked first, so that a request that must wait leaves access times alone
+        if self._waits_for_rescue(request, key, now):
+            return False
         match = self._cache.match_prefix(key, now, request.priority)
         self._lock(request, match.last_device_node)
         matched_pages = len(match.device_indices)
@@ -139,6 +142,7 @@ class KvManager:
         request.loaded_tokens = 0
         request.lookup = lookup
         request.admitted_after_flushes = self._flushes
+        request.rescue_until = None
         if self._keeper is not None:
             self._tell(self._keeper, request, match, load)
         request.page_table[request.own_from : wanted] = fresh
@@ -234,7 +238,7 @@ class KvManager:
             self.commit(request, now)
             node = None if request.receipt is None else request.receipt.node
             if node is not None and self.offers(request):
-                self._keeper.save(node, now)
+                self._keeper.rescues.save(node, now)
 
     def may_free_pages(self, now: float) -> bool:
         """Whether copies are in flight whose ends may give pages back. O(copies)."""
@@ -281,6 +285,17 @@ class KvManager:
             self._evicted_pages += evicted
             missing -= evicted
         return self._allocator.allocate(count)
+
+    def _waits_for_rescue(self, request: Request, key: RadixKey, now: float) -> bool:
+        """Whether what would be evicted for a request is being saved first; it waits once for that, and no longer than a copy may take."""
+        if self._keeper is None:
+            return False
+        missing = self.pages_for(request.length) - self._cache.peek(key) // self.page_size - self.free_pages
+        if missing <= 0:
+            return False
+        if request.rescue_until is None:
+            request.rescue_until = now + LATE_COPY_S
+        return now < request.rescue_until and self._keeper.rescues.make_room(key, missing, now)
 
     def _begin_load(self, request: Request, match: MatchResult, now: float) -> Load | None:
         if self._keeper is None or not request.may_load:

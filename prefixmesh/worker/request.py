@@ -124,6 +124,9 @@ class Request:
     may_load: bool = True
     """False once a load-back has failed it: it computes instead."""
 
+    rescue_until: float | None = None
+    """While it waits for its admission: until when it lets what would go for it be saved first; None before it has come to that."""
+
     lookup: Lookup | None = None
     """What its first admission found, to be counted once what is loading has come."""
 

@@ -12,6 +12,7 @@ from tests.support.cache_machine import CacheMachine
 from tests.support.machine_runs import run_machine, run_rounds
 from tests.support.naive_tiers import NaiveTiers
 from tests.support.tier_machine import TierMachine
+from tests.support.tier_rescues import RescuingMachine
 
 
 class OneTier(CacheMachine):
@@ -63,6 +64,16 @@ class TiersPage3(TierMachine):
     max_units = 5
 
 
+class Rescues(RescuingMachine):
+    """Two tiers of which the host is never large enough."""
+
+    page_size = unit = 2
+    block_sizes = (4, 3)
+    total_pages = 16
+    host_total = 10
+    max_units = 6
+
+
 DEPTH = {
     "insert of duplicates": 5,
     "insert of what a flush cut off": 5,
@@ -101,12 +112,19 @@ TIERS_DEPTH = DEPTH | {
     "the host kept what ranks higher": 1,
     "two owners pin one prefix": 5,
 }
+RESCUES_DEPTH = {
+    "a rescue began": 20,
+    "a rescue gave up its pages": 10,
+    "a copy was shed": 5,
+    "a rescue pushed out what was older": 1,
+}
 MACHINES: dict[type[CacheMachine], tuple[int, dict[str, int]]] = {
     OneTier: (4, DEPTH),
     HashBlocks: (3, {}),
     TiersPage1: (10, TIERS_DEPTH),
     TiersPage2: (10, TIERS_DEPTH),
     TiersPage3: (10, TIERS_DEPTH),
+    Rescues: (10, RESCUES_DEPTH),
 }
 """How many rounds ``make test`` has time for, and what must happen in them."""
 SLOW = [TiersPage2, TiersPage3]

@@ -204,9 +204,8 @@ def test_copy_of_half_a_second_brings_the_right_bytes_though_the_host_evicts_mea
     assert asked.admitted.load_back_ms > 450.0
     engine.rest()
     engine.check_rest()
-    assert engine.core.stats().tiers.backed_up_tokens > 2 * 64, (
-        "nothing came that could have evicted anything"
-    )
+    assert engine.cache.host_pages == 64
+    assert engine.core.stats().tiers.backed_up_tokens > 100, "nothing came that could have evicted anything"
 
 
 def test_prefix_that_is_inserted_while_it_is_being_restored_has_one_owner_a_page() -> None:
@@ -298,10 +297,10 @@ def share_of_conversations(pool_tokens: int, host_ratio: float) -> float:
 
 @pytest.mark.slow
 def test_device_of_a_third_of_the_working_set_with_the_rest_on_the_host_hits_as_an_unbounded_one() -> None:
-    """At least 95 % of the share of prompt tokens that an unbounded device finds; without the host far less. The host has what the device
-    has, too, so that it is as large as the working set."""
+    """At least 95 % of the share of prompt tokens that an unbounded device finds; without the host far less. Two thirds on the host are
+    enough: where room is short, the tiers hold each thing once."""
     unbounded = share_of_conversations(2 * WORKING_SET, NEXT_TO_NONE)
-    tiered = share_of_conversations(WORKING_SET // 3, 3.0)
+    tiered = share_of_conversations(WORKING_SET // 3, 2.0)
     alone = share_of_conversations(WORKING_SET // 3, NEXT_TO_NONE)
     assert unbounded > 0.6
     assert tiered >= 0.95 * unbounded

@@ -90,12 +90,12 @@ def test_a_full_queue_drops_with_a_count_and_the_next_match_asks_again() -> None
     bench.check_at_rest()
 
 
-def test_what_the_host_has_no_room_for_is_dropped_with_a_count() -> None:
+def test_what_a_host_without_free_pages_could_have_is_not_copied_and_not_dropped() -> None:
+    """It is saved when it has to leave the device: see ``test_tier_rescues``."""
     bench = TierBench(device_pages=32, host_pages=8)
     bench.serve("long", PROMPT)
     counts = bench.keeper.counts()
-    assert counts.backed_up_tokens <= 8
-    assert counts.dropped_tokens == 10 - counts.backed_up_tokens
+    assert (counts.backed_up_tokens, counts.dropped_tokens) == (0, 0)
     bench.check_at_rest()
 
 

@@ -46,6 +46,10 @@ class BackupQueue:
                 node = node.parent
         self._add(node)
 
+    def wants(self, node: TreeNode) -> bool:
+        """Whether what is about to leave the device is worth a copy under this policy. O(1)."""
+        return self._policy == "write_through" or node.hit_count >= SELECTIVE_HITS
+
     def take(self) -> TreeNode | None:
         """The next one, which leaves the queue; None when it is empty."""
         if not self._nodes:

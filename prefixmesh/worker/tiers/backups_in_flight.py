@@ -14,13 +14,15 @@ LATE_COPY_S: Final = 0.25
 class Backup:
     """One backup in flight."""
 
-    __slots__ = ("began_at", "copy", "node", "number")
+    __slots__ = ("began_at", "copy", "gives", "node", "number")
 
-    def __init__(self, number: int, node: TreeNode, copy: Offload, now: float) -> None:
+    def __init__(self, number: int, node: TreeNode, copy: Offload, now: float, gives: int = 0) -> None:
         self.number = number
         self.node = node
         self.copy = copy
         self.began_at = now
+        self.gives = gives
+        """Of a rescue: device pages that are free when it has come."""
 
     @property
     def pages(self) -> int:
@@ -81,6 +83,10 @@ class BackupsInFlight:
                 coming += len(at.pages) // INDEX_BYTES
                 at = at.parent
         return coming
+
+    def pages_given(self, now: float) -> int:
+        """Device pages that come free by themselves with those that are not late. O(backups)."""
+        return sum(backup.gives for backup in self if now - backup.began_at < LATE_COPY_S)
 
     def check_invariants(self) -> None:
         """The sum of pages; raises InvariantError. O(backups)."""

@@ -26,7 +26,6 @@ from prefixmesh.cache.radix_cache import RadixCache
 from prefixmesh.cache.transfers import Copy, Fetch, Offload, Restore
 from prefixmesh.config import HostWritePolicy
 from prefixmesh.errors import InvariantError
-from prefixmesh.tokens import TOKEN_BYTES
 from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.engine_stats import TierCounts
 from prefixmesh.worker.tiers.backups import MAX_QUEUED_BACKUPS, BackupQueue, missing_tokens
@@ -36,6 +35,7 @@ from prefixmesh.worker.tiers.disk_desk import DiskDesk
 from prefixmesh.worker.tiers.disk_jobs import Disk, DiskCounts
 from prefixmesh.worker.tiers.load_back_rates import LoadBackRates
 from prefixmesh.worker.tiers.load_backs import MAX_STALL_MS, Load, is_worth_loading, queued_ms
+from prefixmesh.worker.tiers.rescues import Going, Rescues
 
 COPYING_SHARE: Final = 8
 """Backups in flight lock at most one part in so many of the device's pages, so that copies never leave too little to evict; and a single
@@ -72,8 +72,7 @@ class Keeper:
 
     * told what happens: ``inserted``, ``matched``, ``computed``, ``flushed``
     * load-backs: ``peek``, ``begin_load``, then ``start`` or ``undo``; ``leave``; ``may_begin``, ``expect``
-    * backups: ``pump``, ``save``
-    * outcomes: ``has_work``, ``collect``, ``wait``
+    * backups: ``pump``; ``rescues``; outcomes: ``has_work``, ``collect``, ``wait``
     * look at: ``is_copying``, ``pages_coming``, ``may_free_pages``, ``counts``, ``check_invariants``
     """
 
@@ -112,6 +111,16 @@ class Keeper:
         )
         self._numbers = count(1)
         self.backups = BackupsInFlight()
+        self.rescues = Rescues(
+            cache,
+            self._queue,
+            self.backups,
+            self.rates,
+            engine,
+            self._back_up,
+            device_pages=config.device_pages,
+            has_disk=disk is not None,
+        )
         self._loads: dict[int, Load] = {}
         self._fetches: dict[int, tuple[Fetch, float]] = {}
         """What is copied from a buffer to the device, and since when."""
@@ -145,12 +154,13 @@ class Keeper:
         return self._cache.transfers.evicted_pages
 
     def inserted(self, node: TreeNode) -> None:
-        """The KV on the path to ``node`` is complete on the device. O(1)."""
-        self._queue.inserted(node)
+        """The KV on the path to ``node`` is complete on the device. O(depth)."""
+        if self.rescues.fits(node):
+            self._queue.inserted(node)
 
     def matched(self, match: MatchResult) -> None:
         """Somebody was admitted with ``match``. O(depth)."""
-        if not match.last_device_node.host_pages:
+        if not match.last_device_node.host_pages and self.rescues.fits(match.last_device_node):
             self._queue.matched(match.last_device_node)
 
     def computed(self, size_tokens: int) -> None:
@@ -233,20 +243,9 @@ class Keeper:
                 return
             if self.backups.covers(node):
                 self._queue.put_back(node)  # until what stands above it has come
-            else:
+            elif self.rescues.fits(node):
                 self._back_up(node, now)
-
-    def save(self, node: TreeNode, now: float) -> None:
-        """Back up at once what the host lacks of the path to ``node``, whose device pages are about to be taken, as far as it has room;
-        not where it is computed again as fast. O(depth + pages)."""
-        missing = missing_tokens(node)
-        if not missing or self.backups.pages > self._config.device_pages // 2 or self.backups.is_late(now):
-            return
-        end = node.start + len(node.key) // TOKEN_BYTES
-        copies_ms = self.rates.offload_ms(missing) + self.rates.restore_ms(missing)
-        compute_ms = self._engine.prefill_ms(end - missing, end)
-        if not 0.0 < compute_ms <= copies_ms:
-            self._back_up(node, now)
+        self.rescues.save_ahead(now)
 
     def has_work(self) -> bool:
         """Whether ``collect`` or ``pump`` has anything to do: asked where no request is left to be served."""
@@ -343,13 +342,14 @@ class Keeper:
         device, host = copy.device_pages, copy.host_pages
         self._mover.start(CopyJob(number=number, kind=kind, device_pages=device, host_pages=host))
 
-    def _back_up(self, node: TreeNode, now: float) -> None:
+    def _back_up(self, node: TreeNode, now: float, going: Going | None = None) -> None:
         missing = missing_tokens(node) if node.pages else 0
-        copy = self._cache.transfers.begin_offload(node)
+        transfers = self._cache.transfers
+        copy = transfers.begin_offload(node) if going is None else transfers.begin_rescue(node, going)
         if copy is None or copy.node is None:
             self._dropped_tokens += missing
             return
-        backup = Backup(next(self._numbers), copy.node, copy, now)
+        backup = Backup(next(self._numbers), copy.node, copy, now, transfers.gives(copy))
         # The host may have room for the front of it alone.
         self._dropped_tokens += missing - backup.pages * self._cache.page_size
         self.backups.add(backup)
@@ -361,7 +361,7 @@ class Keeper:
             self._failed_copies += 1
         backup = self.backups.pop(outcome.number)
         if backup is not None:
-            self._end_backup(backup, outcome)
+            self._end_backup(backup, outcome, now)
         elif (load := self._loads.pop(outcome.number, None)) is not None:
             self._end_load(load, outcome)
         elif (fetch := self._fetches.pop(outcome.number, None)) is not None and self.disk is not None:
@@ -369,8 +369,9 @@ class Keeper:
             if result is not None:
                 self.inserted(result.last_device_node)
 
-    def _end_backup(self, backup: Backup, outcome: Outcome) -> None:
+    def _end_backup(self, backup: Backup, outcome: Outcome, now: float) -> None:
         if outcome.error:
+            self.rescues.failed(backup, now)
             self._cache.transfers.abort_offload(backup.copy)
             return
         self._cache.transfers.finish_offload(backup.copy)

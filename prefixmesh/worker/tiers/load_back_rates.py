@@ -5,6 +5,7 @@ backups took stands for load-backs until the first of them has ended, for both g
 that it has fallen: so each refusal makes it a little lower, down to what backups say, and in the end one load-back is tried.
 """
 
+import math
 from typing import Final
 
 WEIGHT: Final = 0.2
@@ -35,6 +36,8 @@ class LoadBackRates:
     def __init__(self, *, token_bytes: float, ms_per_token: float = 0.0) -> None:
         """``token_bytes`` is one token's KV in all layers, ``ms_per_token`` what a profile found for load-backs; 0 without one."""
         guess = ms_per_token or token_bytes / GUESSED_BYTES_PER_S * _MS_PER_S
+        self._guess = guess
+        self._refused_at = -math.inf
         self._offload = _Rate(guess)
         self._restore = _Rate(guess)
         self._restore.is_measured = ms_per_token > 0.0
@@ -59,6 +62,16 @@ class LoadBackRates:
         above = self._restore.ms_per_token - self._offload.ms_per_token
         if above > 0.0:
             self._restore.ms_per_token -= above * (1.0 - KEPT_PER_REFUSAL)
+
+    def save_refused(self, now: float) -> None:
+        """Somebody's pages went without a copy, because of these rates: the same for both, once a moment, down to the first guess."""
+        if now <= self._refused_at:
+            return
+        self._refused_at = now
+        self.refused()
+        above = self._offload.ms_per_token - self._guess
+        if above > 0.0:
+            self._offload.ms_per_token -= above * (1.0 - KEPT_PER_REFUSAL)
 
     def restore_ms(self, size_tokens: int) -> float:
         """What a load-back of so many tokens takes once its turn has come."""
