@@ -78,7 +78,7 @@ async def test_the_decision_is_told_what_the_callers_deadline_leaves(
             await client.generate([6, 7], max_tokens=2, ignore_eos=True)
         limited, unlimited = told
         assert limited is not None
-        assert 0.0 < limited <= 50.0
+        assert 0.0 < limited < 51.0  # gRPC sends a timeout in few digits, rounded up
         assert unlimited == math.inf
 
 
