@@ -12,10 +12,12 @@ from typing import Any, Final
 import msgspec
 
 from prefixmesh.cache.namespace import NAMESPACE_BYTES
+from prefixmesh.cache.public import PublicPrefix
 from prefixmesh.errors import ForgedTicketError, OtherLifeError
 from prefixmesh.fleet_secret import FleetSecret
-from prefixmesh.ids import Incarnation, Namespace, RequestId, TenantId
-from prefixmesh.proto.v1 import ticket_pb2
+from prefixmesh.ids import Fingerprint, Incarnation, Namespace, RequestId, TenantId
+from prefixmesh.kv_source import KvSource
+from prefixmesh.proto.v1 import ticket_pb2, worker_control_pb2
 
 TICKET_METADATA: Final = "x-prefixmesh-ticket-bin"
 _MAC_BYTES: Final = 32
@@ -47,6 +49,12 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     branches: int = 0
     """Most of each that it admits; 0 sets no limit."""
 
+    public: tuple[PublicPrefix, ...] = ()
+    """Public prefixes that the prompt begins with."""
+
+    sources: tuple[KvSource, ...] = ()
+    """Whom to copy KV from before the request is computed, where that is quicker; the best first."""
+
 
 def sign(ticket: Ticket, secret: FleetSecret) -> bytes:
     """The note as bytes for the call's metadata."""
@@ -61,6 +69,21 @@ def sign(ticket: Ticket, secret: FleetSecret) -> bytes:
         prompt_tokens=ticket.prompt_tokens,
         max_tokens=ticket.max_tokens,
         branches=ticket.branches,
+        public_boundaries=[
+            ticket_pb2.PublicBoundary(
+                namespace=one.namespace, boundary_tokens=one.boundary_tokens, fingerprint=one.fingerprint
+            )
+            for one in ticket.public
+        ],
+        sources=[
+            worker_control_pb2.KvSource(
+                address=one.address,
+                incarnation=one.incarnation,
+                tokens=one.tokens,
+                boundary_tokens=one.boundary_tokens,
+            )
+            for one in ticket.sources
+        ],
     ).SerializeToString(deterministic=True)
     return body + _mac(body, secret)
 
@@ -87,6 +110,19 @@ def verify(note: bytes, secret: FleetSecret, incarnation: Incarnation) -> Ticket
         prompt_tokens=message.prompt_tokens,
         max_tokens=message.max_tokens,
         branches=message.branches,
+        public=tuple(
+            PublicPrefix(Namespace(one.namespace), one.boundary_tokens, Fingerprint(one.fingerprint))
+            for one in message.public_boundaries
+        ),
+        sources=tuple(
+            KvSource(
+                address=one.address,
+                incarnation=Incarnation(one.incarnation),
+                tokens=one.tokens,
+                boundary_tokens=one.boundary_tokens,
+            )
+            for one in message.sources
+        ),
     )
 
 

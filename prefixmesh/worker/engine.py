@@ -36,6 +36,7 @@ from prefixmesh.worker.messages import (
     Submit,
     UnloadAdapter,
 )
+from prefixmesh.worker.prefix_desk import PrefixDesk
 from prefixmesh.worker.sampling import sample
 from prefixmesh.worker.scheduler import NO_LOGPROBS, Scheduler, Step
 from prefixmesh.worker.tiers.keeper import Keeper
@@ -84,6 +85,7 @@ class EngineCore:
         self._adapters = AdapterDesk(NO_SHOP) if adapters is None else adapters
         self._entrance = Entrance(scheduler, compile_grammar or _no_grammars, self._adapters, queue_timeout_s)
         self._recorder = CacheRecorder() if recorder is None else recorder
+        self._prefixes = PrefixDesk()
         self._steps = 0
 
     @property
@@ -111,6 +113,8 @@ class EngineCore:
                 return [self.stats()]
             case LoadAdapter() | UnloadAdapter() | ListAdapters():
                 return self._entrance.handle(command)
+            case _:
+                return [self._prefixes.handle(command, now)]
 
     def submit(self, command: Submit, now: float) -> list[Event]:
         """Queue a request; the events say at once when it is refused. One that needs a grammar, or an adapter that is not in memory,

@@ -18,6 +18,7 @@ from prefixmesh.worker.messages import (
     Submit,
     TokensOut,
 )
+from prefixmesh.worker.prefix_messages import PrefixAnswer, PrefixCommand
 
 RequestEvent = Admitted | TokensOut | Ended | Refused
 
@@ -74,6 +75,11 @@ class EngineClient(Protocol):
 
     async def list_adapters(self) -> tuple[AdapterInfo, ...]:
         """All names, sorted, after the step the engine is in."""
+        ...
+
+    async def ask_prefix(self, make: Callable[[int], PrefixCommand]) -> PrefixAnswer:
+        """The answer to the command that ``make`` makes with a number. What is refused says so in the answer. Raises UnavailableError when the
+        engine is or becomes gone."""
         ...
 
     async def close(self) -> None:

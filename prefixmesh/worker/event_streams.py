@@ -21,6 +21,7 @@ from prefixmesh.worker.messages import (
     Stats,
     Submit,
 )
+from prefixmesh.worker.prefix_messages import PrefixAnswer, PrefixCommand
 
 
 class EventStreams:
@@ -37,7 +38,7 @@ class EventStreams:
         self._drained = drained
         self._queues: dict[str, asyncio.Queue[RequestEvent | None]] = {}
         self._stats: deque[asyncio.Future[Stats]] = deque()
-        self._questions: dict[int, asyncio.Future[AdapterAnswer]] = {}
+        self._questions: dict[int, asyncio.Future[AdapterAnswer | PrefixAnswer]] = {}
         self._last_question = 0
         self._gone: PrefixmeshError | None = None
         self.on_cache_changes: Callable[[CacheChanges], None] = _ignore
@@ -90,10 +91,23 @@ class EventStreams:
 
     async def ask(self, make: Callable[[int], AdapterCommand]) -> AdapterAnswer:
         """Send the command that ``make`` makes with a number, and wait for the answer with that number: they come in any order."""
+        answer = await self._ask(make)
+        assert isinstance(answer, AdapterAnswer), answer
+        return answer
+
+    async def ask_prefix(self, make: Callable[[int], PrefixCommand]) -> PrefixAnswer:
+        """``EngineClient.ask_prefix``."""
+        answer = await self._ask(make)
+        assert isinstance(answer, PrefixAnswer), answer
+        return answer
+
+    async def _ask(
+        self, make: Callable[[int], AdapterCommand | PrefixCommand]
+    ) -> AdapterAnswer | PrefixAnswer:
         self._check_alive()
         self._last_question += 1
         number = self._last_question
-        waiter: asyncio.Future[AdapterAnswer] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[AdapterAnswer | PrefixAnswer] = asyncio.get_running_loop().create_future()
         self._send(make(number))
         self._questions[number] = waiter
         try:
@@ -111,7 +125,7 @@ class EventStreams:
                 if not waiter.done():
                     waiter.set_result(event)
                 continue
-            if isinstance(event, AdapterAnswer):
+            if isinstance(event, AdapterAnswer | PrefixAnswer):
                 answered = self._questions.get(event.question)
                 if answered is not None and not answered.done():
                     answered.set_result(event)

@@ -32,6 +32,7 @@ from prefixmesh.worker.messages import (
     Stats,
     Submit,
 )
+from prefixmesh.worker.prefix_messages import PrefixAnswer, PrefixCommand
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,10 @@ class InProcessEngine:
     async def list_adapters(self) -> tuple[AdapterInfo, ...]:
         """See ``EngineClient.list_adapters``."""
         return await self._adapters.list()
+
+    async def ask_prefix(self, make: Callable[[int], PrefixCommand]) -> PrefixAnswer:
+        """``EngineClient.ask_prefix``."""
+        return await self._streams.ask_prefix(make)
 
     async def close(self) -> None:
         """End the thread after the step it is in."""

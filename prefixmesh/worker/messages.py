@@ -12,6 +12,7 @@ import msgspec
 from prefixmesh.model_files.linear_sizes import NO_LINEARS, LinearSizes
 from prefixmesh.worker.engine_stats import Stats as Stats
 from prefixmesh.worker.prefill_savings import PrefillShape
+from prefixmesh.worker.prefix_messages import PrefixAnswer, PrefixCommand
 
 EndReason = Literal["stop", "length", "aborted", "failed", "no_room", "queue_timeout", "too_late"]
 """``no_room``: the KV pool has too few pages that this request may have, and nobody runs who would give some back.
@@ -197,7 +198,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 AdapterCommand = LoadAdapter | UnloadAdapter | ListAdapters
 """What is answered by an ``AdapterAnswer``."""
 
-EngineCommand = Submit | Abort | GetStats | Flush | AdapterCommand
+EngineCommand = Submit | Abort | GetStats | Flush | AdapterCommand | PrefixCommand
 """What the engine's core takes."""
 
 Command = EngineCommand | Shutdown
@@ -303,7 +304,7 @@ class CacheChanges(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     changes: list[CacheChange]
 
 
-Event = Admitted | TokensOut | Ended | Refused | Stats | AdapterAnswer | CacheChanges
+Event = Admitted | TokensOut | Ended | Refused | Stats | AdapterAnswer | PrefixAnswer | CacheChanges
 
 
 class StepEvents(msgspec.Struct, frozen=True, kw_only=True, tag=True):

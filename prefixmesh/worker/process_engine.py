@@ -49,6 +49,7 @@ from prefixmesh.worker.messages import (
     StepEvents,
     Submit,
 )
+from prefixmesh.worker.prefix_messages import PrefixAnswer, PrefixCommand
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +142,10 @@ class ProcessEngine:
     async def list_adapters(self) -> tuple[AdapterInfo, ...]:
         """See ``EngineClient.list_adapters``."""
         return await self._adapters.list()
+
+    async def ask_prefix(self, make: Callable[[int], PrefixCommand]) -> PrefixAnswer:
+        """``EngineClient.ask_prefix``."""
+        return await self._streams.ask_prefix(make)
 
     async def close(self) -> None:
         """Ask the process to end, and end it; nothing of it is left when this returns."""

@@ -39,6 +39,8 @@ from prefixmesh.worker.messages import (
     TokensOut,
 )
 from prefixmesh.worker.prefill_savings import PrefillShape
+from prefixmesh.worker.prefix_desk import PrefixDesk
+from prefixmesh.worker.prefix_messages import PrefixAnswer, PrefixCommand
 
 EOS: Final = 256
 VOCAB_SIZE: Final = 257
@@ -114,6 +116,7 @@ class ScriptedEngine:
         self.running: set[str] = set()
         self.started = False
         self.adapters: dict[str, AdapterInfo] = {}
+        self._prefixes = PrefixDesk()
         """Loaded as told: the digest of each is that of its path."""
 
         self.tell_changes: Callable[[CacheChanges], None] | None = None
@@ -210,6 +213,10 @@ class ScriptedEngine:
     async def list_adapters(self) -> tuple[AdapterInfo, ...]:
         self._check_alive()
         return tuple(self.adapters[name] for name in sorted(self.adapters))
+
+    async def ask_prefix(self, make: Callable[[int], PrefixCommand]) -> PrefixAnswer:
+        self._check_alive()
+        return self._prefixes.handle(make(0), 0.0)
 
     async def close(self) -> None:
         self.closed.set()

@@ -148,14 +148,16 @@ class Started(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[_Union[CachedTokens, _Mapping]] = ..., namespace_digest: _Optional[str] = ..., seed: _Optional[int] = ..., routing: _Optional[_Union[Routing, _Mapping]] = ..., adapter_digest: _Optional[str] = ...) -> None: ...
 
 class CachedTokens(_message.Message):
-    __slots__ = ("device", "host", "disk")
+    __slots__ = ("device", "host", "disk", "peer")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     DISK_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
     device: int
     host: int
     disk: int
-    def __init__(self, device: _Optional[int] = ..., host: _Optional[int] = ..., disk: _Optional[int] = ...) -> None: ...
+    peer: int
+    def __init__(self, device: _Optional[int] = ..., host: _Optional[int] = ..., disk: _Optional[int] = ..., peer: _Optional[int] = ...) -> None: ...
 
 class Routing(_message.Message):
     __slots__ = ("policy", "predicted_cached_tokens", "predicted_first_token_ms")

@@ -8,6 +8,172 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PinSpec(_message.Message):
+    __slots__ = ("name", "owner", "tenant", "adapter", "extra_key", "public", "text", "chat", "tokens", "replicas", "tier", "ttl_ms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_KEY_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    owner: str
+    tenant: str
+    adapter: str
+    extra_key: str
+    public: bool
+    text: str
+    chat: _inference_pb2.ChatPrompt
+    tokens: _inference_pb2.TokenPrompt
+    replicas: int
+    tier: _worker_control_pb2.Tier
+    ttl_ms: int
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., tenant: _Optional[str] = ..., adapter: _Optional[str] = ..., extra_key: _Optional[str] = ..., public: _Optional[bool] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[_inference_pb2.ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[_inference_pb2.TokenPrompt, _Mapping]] = ..., replicas: _Optional[int] = ..., tier: _Optional[_Union[_worker_control_pb2.Tier, str]] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class PinStatus(_message.Message):
+    __slots__ = ("spec", "tokens", "wanted", "held", "missing", "why", "replicas", "expires_in_ms", "generation", "namespace_digest")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_IN_MS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    spec: PinSpec
+    tokens: int
+    wanted: int
+    held: int
+    missing: int
+    why: str
+    replicas: _containers.RepeatedCompositeFieldContainer[PinReplica]
+    expires_in_ms: int
+    generation: int
+    namespace_digest: str
+    def __init__(self, spec: _Optional[_Union[PinSpec, _Mapping]] = ..., tokens: _Optional[int] = ..., wanted: _Optional[int] = ..., held: _Optional[int] = ..., missing: _Optional[int] = ..., why: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[PinReplica, _Mapping]]] = ..., expires_in_ms: _Optional[int] = ..., generation: _Optional[int] = ..., namespace_digest: _Optional[str] = ...) -> None: ...
+
+class PinReplica(_message.Message):
+    __slots__ = ("worker_id", "address", "held_tokens", "state", "problem", "generation")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    address: str
+    held_tokens: int
+    state: str
+    problem: str
+    generation: int
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., held_tokens: _Optional[int] = ..., state: _Optional[str] = ..., problem: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class PutPinRequest(_message.Message):
+    __slots__ = ("spec",)
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    spec: PinSpec
+    def __init__(self, spec: _Optional[_Union[PinSpec, _Mapping]] = ...) -> None: ...
+
+class PutPinResponse(_message.Message):
+    __slots__ = ("pin", "changed")
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    pin: PinStatus
+    changed: bool
+    def __init__(self, pin: _Optional[_Union[PinStatus, _Mapping]] = ..., changed: _Optional[bool] = ...) -> None: ...
+
+class GetPinRequest(_message.Message):
+    __slots__ = ("name", "owner")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    owner: str
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class GetPinResponse(_message.Message):
+    __slots__ = ("pin",)
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    pin: PinStatus
+    def __init__(self, pin: _Optional[_Union[PinStatus, _Mapping]] = ...) -> None: ...
+
+class ListPinsRequest(_message.Message):
+    __slots__ = ("owner",)
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    def __init__(self, owner: _Optional[str] = ...) -> None: ...
+
+class ListPinsResponse(_message.Message):
+    __slots__ = ("pins", "acting", "budgets")
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    ACTING_FIELD_NUMBER: _ClassVar[int]
+    BUDGETS_FIELD_NUMBER: _ClassVar[int]
+    pins: _containers.RepeatedCompositeFieldContainer[PinStatus]
+    acting: bool
+    budgets: _containers.RepeatedCompositeFieldContainer[PinBudgetUse]
+    def __init__(self, pins: _Optional[_Iterable[_Union[PinStatus, _Mapping]]] = ..., acting: _Optional[bool] = ..., budgets: _Optional[_Iterable[_Union[PinBudgetUse, _Mapping]]] = ...) -> None: ...
+
+class PinBudgetUse(_message.Message):
+    __slots__ = ("owner", "charged_tokens", "budget_tokens")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    CHARGED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    charged_tokens: int
+    budget_tokens: int
+    def __init__(self, owner: _Optional[str] = ..., charged_tokens: _Optional[int] = ..., budget_tokens: _Optional[int] = ...) -> None: ...
+
+class RemovePinRequest(_message.Message):
+    __slots__ = ("name", "owner")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    owner: str
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class RemovePinResponse(_message.Message):
+    __slots__ = ("removed",)
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    removed: bool
+    def __init__(self, removed: _Optional[bool] = ...) -> None: ...
+
+class ListHeatRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListHeatResponse(_message.Message):
+    __slots__ = ("enabled", "items")
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    enabled: bool
+    items: _containers.RepeatedCompositeFieldContainer[HotItem]
+    def __init__(self, enabled: _Optional[bool] = ..., items: _Optional[_Iterable[_Union[HotItem, _Mapping]]] = ...) -> None: ...
+
+class HotItem(_message.Message):
+    __slots__ = ("id", "is_adapter", "tokens", "requests_per_s", "holders", "target", "namespace_digest")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    IS_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    is_adapter: bool
+    tokens: int
+    requests_per_s: float
+    holders: int
+    target: int
+    namespace_digest: str
+    def __init__(self, id: _Optional[str] = ..., is_adapter: _Optional[bool] = ..., tokens: _Optional[int] = ..., requests_per_s: _Optional[float] = ..., holders: _Optional[int] = ..., target: _Optional[int] = ..., namespace_digest: _Optional[str] = ...) -> None: ...
+
 class ListWorkersRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -227,14 +393,16 @@ class RemoveWorkerResponse(_message.Message):
     def __init__(self, removed: _Optional[bool] = ...) -> None: ...
 
 class DrainWorkerRequest(_message.Message):
-    __slots__ = ("address", "grace_ms", "undo")
+    __slots__ = ("address", "grace_ms", "undo", "hand_over_ms")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     GRACE_MS_FIELD_NUMBER: _ClassVar[int]
     UNDO_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVER_MS_FIELD_NUMBER: _ClassVar[int]
     address: str
     grace_ms: int
     undo: bool
-    def __init__(self, address: _Optional[str] = ..., grace_ms: _Optional[int] = ..., undo: _Optional[bool] = ...) -> None: ...
+    hand_over_ms: int
+    def __init__(self, address: _Optional[str] = ..., grace_ms: _Optional[int] = ..., undo: _Optional[bool] = ..., hand_over_ms: _Optional[int] = ...) -> None: ...
 
 class FlushWorkerRequest(_message.Message):
     __slots__ = ("address",)

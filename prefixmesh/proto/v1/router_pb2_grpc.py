@@ -77,6 +77,31 @@ class RouterStub:
                 request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListWorkersRequest.SerializeToString,
                 response_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListWorkersResponse.FromString,
                 _registered_method=True)
+        self.PutPin = channel.unary_unary(
+                '/prefixmesh.v1.Router/PutPin',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.PutPinRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.PutPinResponse.FromString,
+                _registered_method=True)
+        self.GetPin = channel.unary_unary(
+                '/prefixmesh.v1.Router/GetPin',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.GetPinRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.GetPinResponse.FromString,
+                _registered_method=True)
+        self.ListPins = channel.unary_unary(
+                '/prefixmesh.v1.Router/ListPins',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListPinsRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListPinsResponse.FromString,
+                _registered_method=True)
+        self.RemovePin = channel.unary_unary(
+                '/prefixmesh.v1.Router/RemovePin',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.RemovePinRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.RemovePinResponse.FromString,
+                _registered_method=True)
+        self.ListHeat = channel.unary_unary(
+                '/prefixmesh.v1.Router/ListHeat',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListHeatRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListHeatResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServicer:
@@ -140,6 +165,41 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutPin(self, request, context):
+        """Wishes that a prompt stay cached. A tenant has its own, for its own prompts; an administrator has everybody's, and public ones.
+        The same again changes nothing; with another prompt, the new one is warm before the old one goes. Refused, with the sums, where it does
+        not fit. Answers at once; GetPin tells how far it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPin(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPins(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemovePin(self, request, context):
+        """Not there: nothing happens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListHeat(self, request, context):
+        """What is replicated because it is hot, and by which bounds. Administrators only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -182,6 +242,31 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.ListWorkers,
                     request_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListWorkersRequest.FromString,
                     response_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListWorkersResponse.SerializeToString,
+            ),
+            'PutPin': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutPin,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.PutPinRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.PutPinResponse.SerializeToString,
+            ),
+            'GetPin': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPin,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.GetPinRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.GetPinResponse.SerializeToString,
+            ),
+            'ListPins': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPins,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListPinsRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListPinsResponse.SerializeToString,
+            ),
+            'RemovePin': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemovePin,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.RemovePinRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.RemovePinResponse.SerializeToString,
+            ),
+            'ListHeat': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListHeat,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListHeatRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListHeatResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -402,6 +487,141 @@ class Router:
             '/prefixmesh.v1.Router/ListWorkers',
             prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListWorkersRequest.SerializeToString,
             prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutPin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.Router/PutPin',
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.PutPinRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.PutPinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.Router/GetPin',
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.GetPinRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.GetPinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.Router/ListPins',
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListPinsRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListPinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemovePin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.Router/RemovePin',
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.RemovePinRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.RemovePinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListHeat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.Router/ListHeat',
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListHeatRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListHeatResponse.FromString,
             options,
             channel_credentials,
             insecure,

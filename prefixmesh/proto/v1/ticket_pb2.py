@@ -22,15 +22,18 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from prefixmesh.proto.v1 import worker_control_pb2 as prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n prefixmesh/proto/v1/ticket.proto\x12\rprefixmesh.v1\"\xd5\x01\n\x06Ticket\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x04 \x01(\x06\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x05 \x01(\t\x12\x11\n\trouter_id\x18\x06 \x01(\t\x12\x17\n\x0f\x65xpires_unix_ms\x18\x07 \x01(\x03\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x03\x12\x12\n\nmax_tokens\x18\t \x01(\x03\x12\x10\n\x08\x62ranches\x18\n \x01(\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n prefixmesh/proto/v1/ticket.proto\x12\rprefixmesh.v1\x1a(prefixmesh/proto/v1/worker_control.proto\"\xb9\x02\n\x06Ticket\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x04 \x01(\x06\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x05 \x01(\t\x12\x11\n\trouter_id\x18\x06 \x01(\t\x12\x17\n\x0f\x65xpires_unix_ms\x18\x07 \x01(\x03\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x03\x12\x12\n\nmax_tokens\x18\t \x01(\x03\x12\x10\n\x08\x62ranches\x18\n \x01(\x05\x12\x38\n\x11public_boundaries\x18\x0b \x03(\x0b\x32\x1d.prefixmesh.v1.PublicBoundary\x12(\n\x07sources\x18\x0c \x03(\x0b\x32\x17.prefixmesh.v1.KvSource\"Q\n\x0ePublicBoundary\x12\x11\n\tnamespace\x18\x01 \x01(\x0c\x12\x17\n\x0f\x62oundary_tokens\x18\x02 \x01(\x03\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'prefixmesh.proto.v1.ticket_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TICKET']._serialized_start=52
-  _globals['_TICKET']._serialized_end=265
+  _globals['_TICKET']._serialized_start=94
+  _globals['_TICKET']._serialized_end=407
+  _globals['_PUBLICBOUNDARY']._serialized_start=409
+  _globals['_PUBLICBOUNDARY']._serialized_end=490
 # @@protoc_insertion_point(module_scope)

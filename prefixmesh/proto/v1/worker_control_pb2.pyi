@@ -15,6 +15,212 @@ class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 TIER_DEVICE: Tier
 TIER_HOST: Tier
 
+class Prefix(_message.Message):
+    __slots__ = ("namespace", "token_ids", "boundary_tokens", "tail_namespace", "adapter_digest")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TAIL_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    token_ids: bytes
+    boundary_tokens: int
+    tail_namespace: bytes
+    adapter_digest: str
+    def __init__(self, namespace: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., boundary_tokens: _Optional[int] = ..., tail_namespace: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ...) -> None: ...
+
+class KvSource(_message.Message):
+    __slots__ = ("address", "incarnation", "tokens", "boundary_tokens")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    incarnation: int
+    tokens: int
+    boundary_tokens: int
+    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ..., tokens: _Optional[int] = ..., boundary_tokens: _Optional[int] = ...) -> None: ...
+
+class WarmRequest(_message.Message):
+    __slots__ = ("prefix", "pin", "sources", "copy_only")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    COPY_ONLY_FIELD_NUMBER: _ClassVar[int]
+    prefix: Prefix
+    pin: WorkerPin
+    sources: _containers.RepeatedCompositeFieldContainer[KvSource]
+    copy_only: bool
+    def __init__(self, prefix: _Optional[_Union[Prefix, _Mapping]] = ..., pin: _Optional[_Union[WorkerPin, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[KvSource, _Mapping]]] = ..., copy_only: _Optional[bool] = ...) -> None: ...
+
+class WorkerPin(_message.Message):
+    __slots__ = ("pin_id", "owner", "tier", "ttl_ms")
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    pin_id: str
+    owner: str
+    tier: Tier
+    ttl_ms: int
+    def __init__(self, pin_id: _Optional[str] = ..., owner: _Optional[str] = ..., tier: _Optional[_Union[Tier, str]] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class WarmResponse(_message.Message):
+    __slots__ = ("held_tokens", "found_tokens", "copied_tokens", "computed_tokens", "elapsed_ms", "copy_problem")
+    HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FOUND_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COPIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_MS_FIELD_NUMBER: _ClassVar[int]
+    COPY_PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    held_tokens: int
+    found_tokens: int
+    copied_tokens: int
+    computed_tokens: int
+    elapsed_ms: float
+    copy_problem: str
+    def __init__(self, held_tokens: _Optional[int] = ..., found_tokens: _Optional[int] = ..., copied_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., elapsed_ms: _Optional[float] = ..., copy_problem: _Optional[str] = ...) -> None: ...
+
+class UnpinRequest(_message.Message):
+    __slots__ = ("pin_id",)
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    pin_id: str
+    def __init__(self, pin_id: _Optional[str] = ...) -> None: ...
+
+class UnpinResponse(_message.Message):
+    __slots__ = ("removed",)
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    removed: bool
+    def __init__(self, removed: _Optional[bool] = ...) -> None: ...
+
+class WorkerPinsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerPinsResponse(_message.Message):
+    __slots__ = ("pins", "charged_pages", "budget_pages", "owner_budget_pages", "version")
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    CHARGED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_PAGES_FIELD_NUMBER: _ClassVar[int]
+    OWNER_BUDGET_PAGES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    pins: _containers.RepeatedCompositeFieldContainer[WorkerPinState]
+    charged_pages: int
+    budget_pages: int
+    owner_budget_pages: int
+    version: int
+    def __init__(self, pins: _Optional[_Iterable[_Union[WorkerPinState, _Mapping]]] = ..., charged_pages: _Optional[int] = ..., budget_pages: _Optional[int] = ..., owner_budget_pages: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+
+class WorkerPinState(_message.Message):
+    __slots__ = ("pin_id", "owner", "tier", "pages", "held_tokens", "missing_tokens", "expires_in_ms")
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_IN_MS_FIELD_NUMBER: _ClassVar[int]
+    pin_id: str
+    owner: str
+    tier: Tier
+    pages: int
+    held_tokens: int
+    missing_tokens: int
+    expires_in_ms: int
+    def __init__(self, pin_id: _Optional[str] = ..., owner: _Optional[str] = ..., tier: _Optional[_Union[Tier, str]] = ..., pages: _Optional[int] = ..., held_tokens: _Optional[int] = ..., missing_tokens: _Optional[int] = ..., expires_in_ms: _Optional[int] = ...) -> None: ...
+
+class HotPrefixesRequest(_message.Message):
+    __slots__ = ("max_prefixes", "max_tokens")
+    MAX_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    max_prefixes: int
+    max_tokens: int
+    def __init__(self, max_prefixes: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+
+class HotPrefixesResponse(_message.Message):
+    __slots__ = ("prefixes",)
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    prefixes: _containers.RepeatedCompositeFieldContainer[HotPrefix]
+    def __init__(self, prefixes: _Optional[_Iterable[_Union[HotPrefix, _Mapping]]] = ...) -> None: ...
+
+class HotPrefix(_message.Message):
+    __slots__ = ("prefix", "hits", "owner")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    prefix: Prefix
+    hits: int
+    owner: str
+    def __init__(self, prefix: _Optional[_Union[Prefix, _Mapping]] = ..., hits: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class ReadPrefixRequest(_message.Message):
+    __slots__ = ("prefix", "start_tokens", "model_revision", "layout_digest", "incarnation")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    START_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    prefix: Prefix
+    start_tokens: int
+    model_revision: str
+    layout_digest: str
+    incarnation: int
+    def __init__(self, prefix: _Optional[_Union[Prefix, _Mapping]] = ..., start_tokens: _Optional[int] = ..., model_revision: _Optional[str] = ..., layout_digest: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class KvLayout(_message.Message):
+    __slots__ = ("digest", "dtype", "layers", "kv_heads", "head_dim", "page_size", "tensor_parallel_rank", "tensor_parallel_size", "page_bytes")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    dtype: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    tensor_parallel_rank: int
+    tensor_parallel_size: int
+    page_bytes: int
+    def __init__(self, digest: _Optional[str] = ..., dtype: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., page_size: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., page_bytes: _Optional[int] = ...) -> None: ...
+
+class ReadPrefixResponse(_message.Message):
+    __slots__ = ("header", "part")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    header: KvHeader
+    part: KvPart
+    def __init__(self, header: _Optional[_Union[KvHeader, _Mapping]] = ..., part: _Optional[_Union[KvPart, _Mapping]] = ...) -> None: ...
+
+class KvHeader(_message.Message):
+    __slots__ = ("model_revision", "layout", "incarnation", "held_tokens")
+    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    model_revision: str
+    layout: KvLayout
+    incarnation: int
+    held_tokens: int
+    def __init__(self, model_revision: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., incarnation: _Optional[int] = ..., held_tokens: _Optional[int] = ...) -> None: ...
+
+class KvPart(_message.Message):
+    __slots__ = ("start_tokens", "tokens", "kv", "checksum")
+    START_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    start_tokens: int
+    tokens: int
+    kv: bytes
+    checksum: int
+    def __init__(self, start_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., kv: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+
 class DrainRequest(_message.Message):
     __slots__ = ("grace_ms", "undo")
     GRACE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -114,7 +320,7 @@ class CacheCleared(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("place", "tiers", "running_requests", "queued_requests", "uncached_tokens", "prefill", "decode_step_ms", "accepted", "prefilled", "ended", "own_requests", "resident_adapters", "adapter_load_ms", "draining", "load_back_ms_per_token", "unix_ms", "uncached_squares", "answer_tokens", "token_interval_ms")
+    __slots__ = ("place", "tiers", "running_requests", "queued_requests", "uncached_tokens", "prefill", "decode_step_ms", "accepted", "prefilled", "ended", "own_requests", "resident_adapters", "adapter_load_ms", "draining", "load_back_ms_per_token", "unix_ms", "uncached_squares", "answer_tokens", "token_interval_ms", "copy_ms_per_token", "pins_version")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +340,8 @@ class WorkerReport(_message.Message):
     UNCACHED_SQUARES_FIELD_NUMBER: _ClassVar[int]
     ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    COPY_MS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PINS_VERSION_FIELD_NUMBER: _ClassVar[int]
     place: CachePlace
     tiers: _containers.RepeatedCompositeFieldContainer[TierReport]
     running_requests: int
@@ -153,7 +361,9 @@ class WorkerReport(_message.Message):
     uncached_squares: int
     answer_tokens: int
     token_interval_ms: float
-    def __init__(self, place: _Optional[_Union[CachePlace, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierReport, _Mapping]]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[PrefillRate, _Mapping]] = ..., decode_step_ms: _Optional[float] = ..., accepted: _Optional[_Iterable[str]] = ..., prefilled: _Optional[_Iterable[str]] = ..., ended: _Optional[_Iterable[str]] = ..., own_requests: _Optional[int] = ..., resident_adapters: _Optional[_Iterable[str]] = ..., adapter_load_ms: _Optional[float] = ..., draining: _Optional[bool] = ..., load_back_ms_per_token: _Optional[float] = ..., unix_ms: _Optional[int] = ..., uncached_squares: _Optional[int] = ..., answer_tokens: _Optional[int] = ..., token_interval_ms: _Optional[float] = ...) -> None: ...
+    copy_ms_per_token: float
+    pins_version: int
+    def __init__(self, place: _Optional[_Union[CachePlace, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierReport, _Mapping]]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[PrefillRate, _Mapping]] = ..., decode_step_ms: _Optional[float] = ..., accepted: _Optional[_Iterable[str]] = ..., prefilled: _Optional[_Iterable[str]] = ..., ended: _Optional[_Iterable[str]] = ..., own_requests: _Optional[int] = ..., resident_adapters: _Optional[_Iterable[str]] = ..., adapter_load_ms: _Optional[float] = ..., draining: _Optional[bool] = ..., load_back_ms_per_token: _Optional[float] = ..., unix_ms: _Optional[int] = ..., uncached_squares: _Optional[int] = ..., answer_tokens: _Optional[int] = ..., token_interval_ms: _Optional[float] = ..., copy_ms_per_token: _Optional[float] = ..., pins_version: _Optional[int] = ...) -> None: ...
 
 class TierReport(_message.Message):
     __slots__ = ("blocks", "digest", "pool")
@@ -240,7 +450,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "model", "model_revision", "context_length", "page_size", "prefix_cache", "max_total_tokens", "max_running_requests", "protocol_version", "fingerprint_version", "rates", "pool", "running_requests", "queued_requests", "tokenizer_digest", "cache", "adapters", "block_size", "template_digest", "draining", "unix_ms", "host_pool", "tiers")
+    __slots__ = ("worker_id", "incarnation", "model", "model_revision", "context_length", "page_size", "prefix_cache", "max_total_tokens", "max_running_requests", "protocol_version", "fingerprint_version", "rates", "pool", "running_requests", "queued_requests", "tokenizer_digest", "cache", "adapters", "block_size", "template_digest", "draining", "unix_ms", "host_pool", "tiers", "kv_layout", "copies")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +475,8 @@ class DescribeResponse(_message.Message):
     UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     HOST_POOL_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
+    KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     model: str
@@ -289,7 +501,25 @@ class DescribeResponse(_message.Message):
     unix_ms: int
     host_pool: PoolState
     tiers: TierCounts
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., context_length: _Optional[int] = ..., page_size: _Optional[int] = ..., prefix_cache: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., protocol_version: _Optional[int] = ..., fingerprint_version: _Optional[int] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., cache: _Optional[_Union[CacheCounts, _Mapping]] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., block_size: _Optional[int] = ..., template_digest: _Optional[str] = ..., draining: _Optional[bool] = ..., unix_ms: _Optional[int] = ..., host_pool: _Optional[_Union[PoolState, _Mapping]] = ..., tiers: _Optional[_Union[TierCounts, _Mapping]] = ...) -> None: ...
+    kv_layout: str
+    copies: CopyCounts
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., context_length: _Optional[int] = ..., page_size: _Optional[int] = ..., prefix_cache: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., protocol_version: _Optional[int] = ..., fingerprint_version: _Optional[int] = ..., rates: _Optional[_Union[Rates, _Mapping]] = ..., pool: _Optional[_Union[PoolState, _Mapping]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., tokenizer_digest: _Optional[str] = ..., cache: _Optional[_Union[CacheCounts, _Mapping]] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., block_size: _Optional[int] = ..., template_digest: _Optional[str] = ..., draining: _Optional[bool] = ..., unix_ms: _Optional[int] = ..., host_pool: _Optional[_Union[PoolState, _Mapping]] = ..., tiers: _Optional[_Union[TierCounts, _Mapping]] = ..., kv_layout: _Optional[str] = ..., copies: _Optional[_Union[CopyCounts, _Mapping]] = ...) -> None: ...
+
+class CopyCounts(_message.Message):
+    __slots__ = ("copied_tokens", "copied_bytes", "given_tokens", "given_bytes", "failed_copies", "copying")
+    COPIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FAILED_COPIES_FIELD_NUMBER: _ClassVar[int]
+    COPYING_FIELD_NUMBER: _ClassVar[int]
+    copied_tokens: int
+    copied_bytes: int
+    given_tokens: int
+    given_bytes: int
+    failed_copies: int
+    copying: int
+    def __init__(self, copied_tokens: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., given_tokens: _Optional[int] = ..., given_bytes: _Optional[int] = ..., failed_copies: _Optional[int] = ..., copying: _Optional[int] = ...) -> None: ...
 
 class TierCounts(_message.Message):
     __slots__ = ("backed_up_tokens", "dropped_tokens", "loaded_back_tokens", "fetched_tokens", "recomputed_tokens", "failed_copies", "copies_in_flight", "disk_tokens", "disk_bytes", "disk_written_tokens", "disk_bad_files", "disk_dropped_tokens")

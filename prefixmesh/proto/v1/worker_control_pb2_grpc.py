@@ -70,6 +70,31 @@ class WorkerControlStub:
                 request_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainRequest.SerializeToString,
                 response_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Warm = channel.unary_unary(
+                '/prefixmesh.v1.WorkerControl/Warm',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.WarmRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.WarmResponse.FromString,
+                _registered_method=True)
+        self.Unpin = channel.unary_unary(
+                '/prefixmesh.v1.WorkerControl/Unpin',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.UnpinRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.UnpinResponse.FromString,
+                _registered_method=True)
+        self.ListPins = channel.unary_unary(
+                '/prefixmesh.v1.WorkerControl/ListPins',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.WorkerPinsRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.WorkerPinsResponse.FromString,
+                _registered_method=True)
+        self.ListHotPrefixes = channel.unary_unary(
+                '/prefixmesh.v1.WorkerControl/ListHotPrefixes',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.HotPrefixesRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.HotPrefixesResponse.FromString,
+                _registered_method=True)
+        self.ReadPrefix = channel.unary_stream(
+                '/prefixmesh.v1.WorkerControl/ReadPrefix',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.ReadPrefixRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.ReadPrefixResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerControlServicer:
@@ -129,6 +154,42 @@ class WorkerControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Warm(self, request, context):
+        """Has the cache hold a prefix: pins it, where that is asked, and copies or computes what is missing. Answers when all of it is cached, or
+        with what came of it. Asked again for a pin that is there: the TTL begins anew, and what is missing is brought.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """Lets go of a pin; what it alone protected may be evicted at once. Not there: nothing happens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPins(self, request, context):
+        """The pins that this life of the worker keeps, and what they may take.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListHotPrefixes(self, request, context):
+        """The prefixes that are used most, for handing them over: none inside another.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadPrefix(self, request, context):
+        """A prefix's KV as it lies in this cache: a header, then parts in order. Ends early, and well, where the cache has no more of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -166,6 +227,31 @@ def add_WorkerControlServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainRequest.FromString,
                     response_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainResponse.SerializeToString,
+            ),
+            'Warm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Warm,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.WarmRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.WarmResponse.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.UnpinRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.UnpinResponse.SerializeToString,
+            ),
+            'ListPins': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPins,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.WorkerPinsRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.WorkerPinsResponse.SerializeToString,
+            ),
+            'ListHotPrefixes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListHotPrefixes,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.HotPrefixesRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.HotPrefixesResponse.SerializeToString,
+            ),
+            'ReadPrefix': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadPrefix,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.ReadPrefixRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.ReadPrefixResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -358,6 +444,141 @@ class WorkerControl:
             '/prefixmesh.v1.WorkerControl/Drain',
             prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainRequest.SerializeToString,
             prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Warm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.WorkerControl/Warm',
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.WarmRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.WarmResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.WorkerControl/Unpin',
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.UnpinRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.UnpinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.WorkerControl/ListPins',
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.WorkerPinsRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.WorkerPinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListHotPrefixes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.WorkerControl/ListHotPrefixes',
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.HotPrefixesRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.HotPrefixesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/prefixmesh.v1.WorkerControl/ReadPrefix',
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.ReadPrefixRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_worker__control__pb2.ReadPrefixResponse.FromString,
             options,
             channel_credentials,
             insecure,
