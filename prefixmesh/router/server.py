@@ -215,7 +215,9 @@ class RouterServer:
         explain = ExplainService(core=core, intake=intake, keys=self._keys)
         operator = OperatorService(core, roster, self._secret, self._keys, self._drainer)
         add_service(server, INFERENCE, inference)
-        add_service(server, ROUTER, route, explain, operator)  # one on the wire, three questions here
+        add_service(
+            server, ROUTER, route, explain, operator, partial=True
+        )  # one on the wire, several questions here
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(
             (*_SERVED_NAMES[1:], health.SERVICE_NAME, reflection.SERVICE_NAME), server

@@ -236,7 +236,7 @@ class WorkerServer:
         )
         server = make_server()
         add_service(server, INFERENCE, CountedInference(self._inference, self._metrics.calls))
-        add_service(server, CONTROL, control)
+        add_service(server, CONTROL, control, partial=True)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (INFERENCE.full_name, CONTROL.full_name)
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

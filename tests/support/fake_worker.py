@@ -202,7 +202,7 @@ class FakeWorker:
         self.health = _Health(self)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         add_service(self._server, pb.DESCRIPTOR.services_by_name["Inference"], self)
-        add_service(self._server, control.DESCRIPTOR.services_by_name["WorkerControl"], self)
+        add_service(self._server, control.DESCRIPTOR.services_by_name["WorkerControl"], self, partial=True)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
         await self.health.set("", health_pb2.HealthCheckResponse.SERVING)
         await self._server.start()
