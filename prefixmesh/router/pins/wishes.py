@@ -10,6 +10,7 @@ from typing import Literal
 
 from prefixmesh.cache.tier import Tier
 from prefixmesh.ids import Fingerprint, Incarnation, Namespace
+from prefixmesh.kv_source import KvSource
 from prefixmesh.router.endpoint import Endpoint
 
 WishSource = Literal["pin", "heat"]
@@ -20,11 +21,11 @@ class PinVersion:
     """One prompt of a wish, as workers know it."""
 
     generation: int
-    """Counts a wish's prompts, and namespaces: an adapter loaded anew gives another."""
+    """Counts a wish's prompts, namespaces (an adapter loaded anew gives another) and tiers: a worker keeps one pin by one id."""
 
     namespace: Namespace
     tokens: bytes = field(repr=False)
-    """Packed."""
+    """Packed. None: only the adapter is to be resident, and nothing is pinned."""
 
     fingerprints: Sequence[Fingerprint] = field(repr=False)
     """Of its whole blocks: what events tell of."""
@@ -73,6 +74,8 @@ class PinSeen:
 
     held_tokens: int
     missing_tokens: int
+    expires_at: float | None = None
+    """When the worker lets go of it by itself, on the controller's clock; None: it does not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +103,9 @@ class WorkerSeen:
     pins: Mapping[str, PinSeen]
     """By pin id, as it told last."""
 
+    pins_at: float
+    """When that list was asked for, on the controller's clock: what ended before is in it."""
+
     proven: Mapping[str, int]
     """By pin id of the wishes: leading tokens of it that the worker's events prove it holds on the wish's tier; 0 where the view is not to
     be believed."""
@@ -109,6 +115,14 @@ class WorkerSeen:
 
     adapters: frozenset[str] = frozenset()
     """Digests of the adapters that it knows."""
+
+    resident_adapters: frozenset[str] = frozenset()
+    """Digests of those whose weights are on its device."""
+
+    host_budget_tokens: int = 0
+    """As ``budget_tokens``, of its host tier; 0 where it has none."""
+
+    host_owner_budget_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +135,7 @@ class Warm:
     endpoint: Endpoint
     incarnation: Incarnation
     wish: Wish
-    sources: Sequence[Endpoint] = ()
+    sources: Sequence[KvSource] = ()
     """Whom to copy from, the best first."""
 
 
