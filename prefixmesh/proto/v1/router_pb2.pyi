@@ -149,12 +149,20 @@ class ListHeatRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListHeatResponse(_message.Message):
-    __slots__ = ("enabled", "items")
+    __slots__ = ("enabled", "items", "max_replicas", "max_prefixes", "max_tokens", "acting")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
+    MAX_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    MAX_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACTING_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     items: _containers.RepeatedCompositeFieldContainer[HotItem]
-    def __init__(self, enabled: _Optional[bool] = ..., items: _Optional[_Iterable[_Union[HotItem, _Mapping]]] = ...) -> None: ...
+    max_replicas: int
+    max_prefixes: int
+    max_tokens: int
+    acting: bool
+    def __init__(self, enabled: _Optional[bool] = ..., items: _Optional[_Iterable[_Union[HotItem, _Mapping]]] = ..., max_replicas: _Optional[int] = ..., max_prefixes: _Optional[int] = ..., max_tokens: _Optional[int] = ..., acting: _Optional[bool] = ...) -> None: ...
 
 class HotItem(_message.Message):
     __slots__ = ("id", "is_adapter", "tokens", "requests_per_s", "holders", "target", "namespace_digest")
@@ -321,7 +329,7 @@ class ExplainResponse(_message.Message):
     def __init__(self, policy: _Optional[str] = ..., spill_weight: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., chosen: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[CandidateCost, _Mapping]]] = ..., excluded: _Optional[_Iterable[_Union[ExcludedWorker, _Mapping]]] = ...) -> None: ...
 
 class CandidateCost(_message.Message):
-    __slots__ = ("worker_id", "address", "trust", "device_tokens", "host_tokens", "counted_tokens", "in_flight", "wait_ms", "prefill_ms", "load_back_ms", "adapter_load_ms", "recompute_ms", "eviction_ms", "crowding_ms", "affinity_ms", "total_ms")
+    __slots__ = ("worker_id", "address", "trust", "device_tokens", "host_tokens", "counted_tokens", "in_flight", "wait_ms", "prefill_ms", "load_back_ms", "adapter_load_ms", "recompute_ms", "eviction_ms", "crowding_ms", "affinity_ms", "total_ms", "copied_tokens", "copy_ms")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TRUST_FIELD_NUMBER: _ClassVar[int]
@@ -338,6 +346,8 @@ class CandidateCost(_message.Message):
     CROWDING_MS_FIELD_NUMBER: _ClassVar[int]
     AFFINITY_MS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    COPIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COPY_MS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     address: str
     trust: str
@@ -354,7 +364,9 @@ class CandidateCost(_message.Message):
     crowding_ms: float
     affinity_ms: float
     total_ms: float
-    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., trust: _Optional[str] = ..., device_tokens: _Optional[int] = ..., host_tokens: _Optional[int] = ..., counted_tokens: _Optional[int] = ..., in_flight: _Optional[int] = ..., wait_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., load_back_ms: _Optional[float] = ..., adapter_load_ms: _Optional[float] = ..., recompute_ms: _Optional[float] = ..., eviction_ms: _Optional[float] = ..., crowding_ms: _Optional[float] = ..., affinity_ms: _Optional[float] = ..., total_ms: _Optional[float] = ...) -> None: ...
+    copied_tokens: int
+    copy_ms: float
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., trust: _Optional[str] = ..., device_tokens: _Optional[int] = ..., host_tokens: _Optional[int] = ..., counted_tokens: _Optional[int] = ..., in_flight: _Optional[int] = ..., wait_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., load_back_ms: _Optional[float] = ..., adapter_load_ms: _Optional[float] = ..., recompute_ms: _Optional[float] = ..., eviction_ms: _Optional[float] = ..., crowding_ms: _Optional[float] = ..., affinity_ms: _Optional[float] = ..., total_ms: _Optional[float] = ..., copied_tokens: _Optional[int] = ..., copy_ms: _Optional[float] = ...) -> None: ...
 
 class ExcludedWorker(_message.Message):
     __slots__ = ("worker_id", "address", "why")
