@@ -20,6 +20,7 @@ from prefixmesh.requests import (
 )
 from prefixmesh.router.model import RouterModel
 from prefixmesh.router.placement import RouteRequest
+from prefixmesh.router.public_prefixes import PublicPrefixes
 from prefixmesh.router.sessions import session_name
 from prefixmesh.rpc.channel import MAX_MESSAGE_BYTES
 from prefixmesh.text.prompt_threads import PromptThreads, is_small
@@ -77,12 +78,20 @@ class RequestPreparer:
     """Prepares requests for one model. Call ``close`` when it is not used any more."""
 
     def __init__(
-        self, model: RouterModel, *, namespace_key: bytes, isolation: Isolation, block_size: int
+        self,
+        model: RouterModel,
+        *,
+        namespace_key: bytes,
+        isolation: Isolation,
+        block_size: int,
+        public: PublicPrefixes | None = None,
     ) -> None:
+        """``public`` are the fleet's public prefixes; None: it has none."""
         self._model = model
         self._namespace_key = namespace_key
         self._isolation = isolation
         self._block_size = block_size
+        self._public = PublicPrefixes(block_size) if public is None else public
         self._builders = PromptThreads()
         self._namespaces = lru_cache(REMEMBERED_NAMESPACES)(self._derive_namespace)
 

@@ -31,6 +31,7 @@ from prefixmesh.router.open_state import open_store
 from prefixmesh.router.operator_service import OperatorService
 from prefixmesh.router.policy import PolicyConfig
 from prefixmesh.router.prepare import RequestPreparer
+from prefixmesh.router.public_prefixes import PublicPrefixes
 from prefixmesh.router.relay import Relay
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.running import RunningRequests
@@ -98,6 +99,9 @@ class RouterServer:
         self._router_id = secrets.token_hex(ROUTER_ID_BYTES)
         self._health = HealthService()
         self._running = RunningRequests()
+        self.public_prefixes = PublicPrefixes(config.block_size)
+        """What every tenant may match: requests are prepared with what is set here."""
+
         self._drainer = Drainer(self._running, "this router", self._tell_health)
         self._server: grpc.aio.Server | None = None
         self._preparer: RequestPreparer | None = None
@@ -175,6 +179,7 @@ class RouterServer:
             namespace_key=self._secret.namespace_key(),
             isolation=config.isolation,
             block_size=config.block_size,
+            public=self.public_prefixes,
         )
         aborts = self._aborts = WorkerAborts(self._secret)
         relay = Relay(
