@@ -44,6 +44,9 @@ _MOST: Final = {
 }
 """The largest that each whole number of an answer may be; the smallest is 0, which means that it is not told."""
 
+MAX_LAYOUT_CHARS: Final = 128
+"""Of the name of a layout of KV: a digest in hexadecimal, of whatever length a later version takes."""
+
 MAX_COUNT: Final = 2**62
 """Of what a cache has counted since it began: the sums of a few workers' must be countable, too."""
 
@@ -78,7 +81,9 @@ def facts_of(answer: pb.DescribeResponse) -> WorkerFacts:
             check_rate(answer.rates.adapter_load_ms, "rates.adapter_load_ms"),
         ),
         host_pool=decode_pool(answer.host_pool, "host_pool") if answer.HasField("host_pool") else None,
-        tiers=_tiers_of(answer.tiers) if answer.HasField("tiers") else {},
+        tiers=_counts_by_name(answer.tiers, "tiers") if answer.HasField("tiers") else {},
+        kv_layout=_checked_layout(answer.kv_layout),
+        copies=_counts_by_name(answer.copies, "copies") if answer.HasField("copies") else {},
         cache=_counts_of(answer.cache) if answer.HasField("cache") else None,
         adapters={adapter.name: adapter.digest for adapter in answer.adapters},
     )
@@ -93,11 +98,19 @@ def _tokens_per_s(rate: float) -> float:
     return rate
 
 
-def _tiers_of(message: pb.TierCounts) -> dict[str, int]:
+def _counts_by_name(message: pb.TierCounts | pb.CopyCounts, of: str) -> dict[str, int]:
     counts: dict[str, int] = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
     for name, count in counts.items():
-        _check(f"tiers.{name}", count, MAX_COUNT)
+        _check(f"{of}.{name}", count, MAX_COUNT)
     return counts
+
+
+def _checked_layout(digest: str) -> str:
+    if len(digest) > MAX_LAYOUT_CHARS:
+        raise InvalidRequestError(
+            "kv_layout", f"must have at most {MAX_LAYOUT_CHARS} characters, got {len(digest)}"
+        )
+    return digest
 
 
 def _counts_of(message: pb.CacheCounts) -> LedgerRow:

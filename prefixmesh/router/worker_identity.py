@@ -65,6 +65,12 @@ class WorkerFacts:
     tiers: Mapping[str, int] = field(default_factory=dict)
     """What moved between its tiers, by the wire's names (``TierCounts``); empty when it has no host tier."""
 
+    kv_layout: str = ""
+    """Workers with equal ones can copy KV from each other; empty: not at all."""
+
+    copies: Mapping[str, int] = field(default_factory=dict)
+    """What it has copied from others and given to them, by the wire's names (``CopyCounts``); empty where it does not tell."""
+
     cache: LedgerRow | None = None
     """What its cache was asked for and gave, by its own count; None when it does not tell."""
 

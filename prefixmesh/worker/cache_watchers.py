@@ -59,6 +59,7 @@ class CacheWatchers:
         *,
         load: FrontLoad | None = None,
         is_draining: Callable[[], bool] = lambda: False,
+        copy_ms_per_token: Callable[[], float] = lambda: 0.0,
         publisher: CachePublisher | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,7 +67,7 @@ class CacheWatchers:
         self._publisher = CachePublisher(new_epoch) if publisher is None else publisher
         self._stats = stats
         self._load = FrontLoad() if load is None else load
-        self._reports = ReportMaker(stats, self._load, is_draining, unix_ms)
+        self._reports = ReportMaker(stats, self._load, is_draining, unix_ms, copy_ms_per_token)
         self._clock = clock
         self._readers: set[_Reader] = set()
         self._awaits_answer = False

@@ -27,6 +27,7 @@ from prefixmesh.worker.caller import Metadata
 from prefixmesh.worker.engine_client import EngineClient
 from prefixmesh.worker.engine_stats import TierCounts
 from prefixmesh.worker.front_adapters import FrontAdapters
+from prefixmesh.worker.kv_copies.books import CopyBooks
 from prefixmesh.worker.messages import AdapterInfo, EngineInfo
 from prefixmesh.worker.recent_stats import RecentStats
 from prefixmesh.worker.worker_reports import host_pool_of
@@ -64,6 +65,7 @@ class WorkerControlService:
         adapters: FrontAdapters,
         watchers: CacheWatchers,
         drainer: Drainer,
+        copies: CopyBooks,
     ) -> None:
         self._control_token = secret.control_token().encode()
         self._identity = identity
@@ -73,6 +75,7 @@ class WorkerControlService:
         self._adapters = adapters
         self._watchers = watchers
         self._drainer = drainer
+        self._copies = copies
 
     async def Describe(  # noqa: N802  the service's own name
         self, request: pb.DescribeRequest, context: AnyContext
@@ -121,6 +124,8 @@ class WorkerControlService:
             unix_ms=unix_ms(),
             host_pool=None if host_pool is None else encode_pool(host_pool),
             tiers=None if host_pool is None else _encode_tiers(stats.tiers),
+            kv_layout=self._copies.digest,
+            copies=_encode_copies(self._copies),
         )
 
     async def LoadAdapter(  # noqa: N802  the service's own name
@@ -199,6 +204,14 @@ class WorkerControlService:
 def _encode_tiers(tiers: TierCounts) -> pb.TierCounts:
     return pb.TierCounts(
         **{field.name: getattr(tiers, field.name) for field in pb.TierCounts.DESCRIPTOR.fields}
+    )
+
+
+def _encode_copies(copies: CopyBooks) -> pb.CopyCounts | None:
+    if copies.layout is None:
+        return None
+    return pb.CopyCounts(
+        **{field.name: getattr(copies, field.name) for field in pb.CopyCounts.DESCRIPTOR.fields}
     )
 
 

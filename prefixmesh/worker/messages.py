@@ -11,6 +11,7 @@ import msgspec
 
 from prefixmesh.model_files.linear_sizes import NO_LINEARS, LinearSizes
 from prefixmesh.worker.engine_stats import Stats as Stats
+from prefixmesh.worker.kv_copies.layout import CopyLayout
 from prefixmesh.worker.prefill_savings import PrefillShape
 from prefixmesh.worker.prefix_messages import PrefixAnswer, PrefixCommand
 
@@ -69,6 +70,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     adapters: tuple[AdapterInfo, ...] = ()
     """Those that the settings name, loaded already."""
+
+    kv_layout: CopyLayout | None = None
+    """How its KV lies when it is copied to other workers and from them; None where that cannot be."""
 
 
 class EngineSampling(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,6 +36,7 @@ from prefixmesh.worker.control_service import WorkerControlService, WorkerIdenti
 from prefixmesh.worker.engine_client import EngineClient
 from prefixmesh.worker.front_adapters import FrontAdapters
 from prefixmesh.worker.front_load import FrontLoad
+from prefixmesh.worker.kv_copies.books import CopyBooks
 from prefixmesh.worker.messages import EngineInfo
 from prefixmesh.worker.metrics import METRICS_HOST, METRICS_PATH, WorkerMetrics
 from prefixmesh.worker.recent_stats import RecentStats
@@ -114,11 +115,13 @@ class WorkerServer:
             limits.max_running_requests + limits.max_queued_requests, queue_limit=limits.max_queued_requests
         )
         self._drainer = Drainer(self._calls, "this worker", self._tell_drain)
+        self._copies = CopyBooks()
         self._watchers = make_watchers(
             self._stats,
             lambda: Epoch(secrets.randbits(64)),
             load=self._front_load,
             is_draining=lambda: self._drainer.is_draining,
+            copy_ms_per_token=lambda: self._copies.ms_per_token,
         )
         self._engine.watch_cache(self._watchers.on_changes)
         self._server: grpc.aio.Server | None = None
@@ -141,6 +144,7 @@ class WorkerServer:
             _probe(config.host, config.port)
             metrics_url = await self._serve_metrics()
             info, text = await self._load()
+            self._copies.open(info.kv_layout)
             port = await self._serve(info, text)
             self._metrics.describe(config.worker_id, info)
         except BaseException:
@@ -233,6 +237,7 @@ class WorkerServer:
             adapters=adapters,
             watchers=self._watchers,
             drainer=self._drainer,
+            copies=self._copies,
         )
         server = make_server()
         add_service(server, INFERENCE, CountedInference(self._inference, self._metrics.calls))

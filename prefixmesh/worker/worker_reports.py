@@ -100,7 +100,10 @@ class ReportMaker:
         load: FrontLoad,
         is_draining: Callable[[], bool],
         unix_ms: Callable[[], int],
+        copy_ms_per_token: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """``copy_ms_per_token`` is what copying KV from other workers takes now; 0 where that cannot be."""
+        self._copy_ms_per_token = copy_ms_per_token
         self._stats = stats
         self._load = load
         self._is_draining = is_draining
@@ -129,6 +132,7 @@ class ReportMaker:
             prefill_ms_per_token2=engine.prefill_ms_per_token2,
             decode_step_ms=engine.decode_step_ms,
             load_back_ms_per_token=engine.load_back_ms_per_token,
+            copy_ms_per_token=self._copy_ms_per_token(),
             adapter_load_ms=engine.adapter_load_ms,
             resident_adapters=engine.resident_adapters,
             draining=self._is_draining(),

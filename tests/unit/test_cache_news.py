@@ -30,6 +30,7 @@ REPORT = WorkerReport(
     prefill_ms_per_token2=2.0**-20,
     decode_step_ms=12.5,
     load_back_ms_per_token=0.125,
+    copy_ms_per_token=0.375,
     adapter_load_ms=80.5,
     resident_adapters=("ad" * 16, "be" * 16),
     draining=True,
@@ -135,6 +136,10 @@ TIERS = [pb.TierReport(), pb.TierReport()]
         (
             pb.WatchCacheResponse(report=pb.WorkerReport(tiers=TIERS, adapter_load_ms=math.inf)),
             "report.adapter_load_ms",
+        ),
+        (
+            pb.WatchCacheResponse(report=pb.WorkerReport(tiers=TIERS, copy_ms_per_token=-1.0)),
+            "report.copy_ms_per_token",
         ),
         (
             pb.WatchCacheResponse(report=pb.WorkerReport(tiers=TIERS, load_back_ms_per_token=1e300)),

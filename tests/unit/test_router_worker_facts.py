@@ -9,6 +9,7 @@ from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.router.worker_facts import (
     LEAST_TOKENS_PER_S,
     MAX_COUNT,
+    MAX_LAYOUT_CHARS,
     MAX_REQUESTS,
     MAX_TOKENS,
     MAX_UNIT,
@@ -93,9 +94,22 @@ def test_a_host_tier_comes_through_and_none_is_none() -> None:
     assert (none.host_pool, none.tiers) == (None, {})
 
 
+def test_what_a_worker_can_copy_and_has_copied_comes_through() -> None:
+    """Workers that are older than copies tell of none."""
+    answer = pb.DescribeResponse(kv_layout="a" * MAX_LAYOUT_CHARS, copies=pb.CopyCounts(copied_tokens=7))
+    facts = facts_of(answer)
+    assert (facts.kv_layout, facts.copies["copied_tokens"]) == ("a" * MAX_LAYOUT_CHARS, 7)
+    assert set(facts.copies) == {field.name for field in pb.CopyCounts.DESCRIPTOR.fields}
+    none = facts_of(pb.DescribeResponse())
+    assert (none.kv_layout, none.copies) == ("", {})
+    with pytest.raises(InvalidRequestError, match=r"^kv_layout: "):
+        facts_of(pb.DescribeResponse(kv_layout="a" * (MAX_LAYOUT_CHARS + 1)))
+
+
 @pytest.mark.parametrize(
     ("answer", "field"),
     [
+        (pb.DescribeResponse(copies=pb.CopyCounts(given_bytes=-1)), r"copies\.given_bytes"),
         (pb.DescribeResponse(host_pool=pb.PoolState(total_pages=-1)), r"host_pool\.total_pages"),
         (pb.DescribeResponse(host_pool=pb.PoolState(total_pages=1, free_pages=2)), "host_pool"),
         (pb.DescribeResponse(tiers=pb.TierCounts(disk_bytes=-1)), r"tiers\.disk_bytes"),
