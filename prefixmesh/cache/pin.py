@@ -26,7 +26,7 @@ class PinBudget:
     """How much may be pinned. Pages are those of the wishes, cached or missing, counted once per pin."""
 
     pages_per_owner: int | None = None
-    """Most pages one owner's pins of a tier cover; None: only ``pages_in_all`` binds."""
+    """Most pages one owner's pins of a tier cover; None: no bound, unless ``for_pool`` puts one in."""
 
     pages_in_all: int | None = None
     """Most pages all pins cover; None: no bound, unless ``for_pool`` puts one in."""
@@ -39,17 +39,30 @@ class PinBudget:
     """Most pins at once. All of them may expire in one call, and all let go in a flush: at a few microseconds each, this is
     what bounds that pause."""
 
+    pool_share: float = DEFAULT_POOL_SHARE
+    """Of a pool, what ``pages_in_all`` is where nothing else is said."""
+
+    owner_share: float = 1.0
+    """Of a pool, what ``pages_per_owner`` is where nothing else is said; by default only ``pages_in_all`` binds."""
+
     def __post_init__(self) -> None:
+        for name in ("pool_share", "owner_share"):
+            share = getattr(self, name)
+            if not 0.0 <= share <= 1.0:
+                raise ConfigError(f"{name} must be from 0 to 1, got {share}")
         for name in ("pages_per_owner", "pages_in_all", "pins_per_owner", "pins_in_all"):
             limit = getattr(self, name)
             if limit is not None and limit < 0:
                 raise ConfigError(f"{name} must not be negative, got {limit}")
 
     def for_pool(self, pool_pages: int) -> "PinBudget":
-        """This budget for a pool of so many pages: without ``pages_in_all``, it is the default share of the pool."""
-        if self.pages_in_all is not None:
-            return self
-        return replace(self, pages_in_all=int(pool_pages * DEFAULT_POOL_SHARE))
+        """This budget for a pool of so many pages: what has no bound gets its share of the pool."""
+        in_all, per_owner = self.pages_in_all, self.pages_per_owner
+        return replace(
+            self,
+            pages_in_all=int(pool_pages * self.pool_share) if in_all is None else in_all,
+            pages_per_owner=int(pool_pages * self.owner_share) if per_owner is None else per_owner,
+        )
 
 
 class Held(NamedTuple):

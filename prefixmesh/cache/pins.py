@@ -18,6 +18,7 @@ With a host tier there are two tables, each with a budget in its tier's pages. T
 """
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 from prefixmesh.cache.base import RadixKey
@@ -91,6 +92,10 @@ class PinTable:
         self.deadlines: Deadlines[Pin] = Deadlines() if beside is None else beside.deadlines
         self.together: list[PinTable] = [self] if beside is None else beside.together
         """All tables of the tree, in the order of ``Tier``."""
+        self.changes = 0
+        """Rises with every pin that comes, goes or gets another end, and whenever one comes to hold more or less than it did."""
+        self.on_expired: Callable[[Pin], None] = _nobody_asks
+        """Told of every pin that has ended by itself, once it is gone."""
         if beside is not None:
             self.together.append(self)
 
@@ -105,7 +110,7 @@ class PinTable:
         let go first. O(length of the key + depth), and the length again where the tree is split. Raises, having pinned nothing,
         InvalidRequestError for less than a page or a bad TTL, and BudgetError, with the sums, for what the budget forbids.
         """
-        wish = self._wish(key)
+        wish = self.wish(key)
         if ttl_s is not None and not 0.0 < ttl_s < math.inf:
             raise InvalidRequestError("ttl_s", f"must be finite and above 0, got {ttl_s}")
         self.expire(now)
@@ -124,7 +129,7 @@ class PinTable:
         Whatever has expired at ``now`` is let go first. Raises AccessDeniedError when others have pinned that prefix and
         ``owner`` has not, NotFoundError when nobody has (both O(pins)), InvalidRequestError for less than a page.
         """
-        wish = self._wish(key)
+        wish = self.wish(key)
         self.expire(now)
         pin = self.pins.get((wish, owner))
         if pin is not None:
@@ -141,6 +146,8 @@ class PinTable:
         while self.next_expiry <= now and (pin := self.deadlines.first()) is not None:
             self.together[pin.tier]._drop(pin)
             gone.append(pin)
+        for pin in gone:
+            self.together[pin.tier].on_expired(pin)
         return gone
 
     def grown(self, parent: TreeNode, edge: bytes) -> None:
@@ -167,7 +174,7 @@ class PinTable:
 
         Raises InvalidRequestError for less than a page.
         """
-        pin = self.pins.get((self._wish(key), owner))
+        pin = self.pins.get((self.wish(key), owner))
         return pin.status() if pin else None
 
     def of(self, owner: str) -> list[PinStatus]:
@@ -182,6 +189,25 @@ class PinTable:
         """Pages of all wishes of an owner. O(1)."""
         account = self.accounts.get(owner)
         return account.pages if account else 0
+
+    def wish(self, key: RadixKey) -> RadixKey:
+        """The prefix that ``key`` names: cut to whole pages, without a boundary that nothing follows. A prefix has one such form,
+        so that a pin is found whichever prompt named it. O(length); raises InvalidRequestError for less than a page, and for a boundary
+        at which the tree cannot divide."""
+        page_bytes = self.page_size * TOKEN_BYTES
+        whole = len(key.tokens) // page_bytes * page_bytes
+        if not whole:
+            tokens = len(key.tokens) // TOKEN_BYTES
+            raise InvalidRequestError(
+                "tokens", f"a pin takes at least a page of {self.page_size} tokens, got {tokens}"
+            )
+        if key.boundary_tokens * TOKEN_BYTES >= whole:
+            return RadixKey(key.namespace, key.tokens[:whole])
+        if not self._tree.can_hold(key):
+            raise InvalidRequestError(
+                "boundary_tokens", f"a public part ends at whole pages and blocks, got {key.boundary_tokens}"
+            )
+        return key._replace(tokens=key.tokens[:whole])
 
     def check_invariants(self) -> None:
         """Recompute everything from the pins and the nodes they hold; raises InvariantError with the state. O(pins x depth).
@@ -198,24 +224,6 @@ class PinTable:
         )
 
     # Wishes.
-
-    def _wish(self, key: RadixKey) -> RadixKey:
-        """The prefix that ``key`` names: cut to whole pages, without a boundary that nothing follows. A prefix has one such form,
-        so that a pin is found whichever prompt named it."""
-        page_bytes = self.page_size * TOKEN_BYTES
-        whole = len(key.tokens) // page_bytes * page_bytes
-        if not whole:
-            tokens = len(key.tokens) // TOKEN_BYTES
-            raise InvalidRequestError(
-                "tokens", f"a pin takes at least a page of {self.page_size} tokens, got {tokens}"
-            )
-        if key.boundary_tokens * TOKEN_BYTES >= whole:
-            return RadixKey(key.namespace, key.tokens[:whole])
-        if not self._tree.can_hold(key):
-            raise InvalidRequestError(
-                "boundary_tokens", f"a public part ends at whole pages and blocks, got {key.boundary_tokens}"
-            )
-        return key._replace(tokens=key.tokens[:whole])
 
     def _require_room(self, pin: Pin) -> None:
         budget = self.budget
@@ -237,10 +245,12 @@ class PinTable:
         account.pages += pin.pages
         self.charged_pages += pin.pages
         self.pins[pin.key, pin.owner] = pin
+        self.changes += 1
 
     def _drop(self, pin: Pin) -> None:
         """The one way out, for removal and expiry."""
         self._let_go(pin)
+        self.changes += 1
         del self.pins[pin.key, pin.owner]
         account = self.accounts[pin.owner]
         account.pins -= 1
@@ -252,6 +262,8 @@ class PinTable:
         self._note_soonest()
 
     def _end_at(self, pin: Pin, expires_at: float | None) -> None:
+        if pin.expires_at != expires_at:
+            self.changes += 1
         pin.expires_at = expires_at
         if expires_at is None:
             self.deadlines.forget(pin)
@@ -268,6 +280,8 @@ class PinTable:
     def _hold(self, pin: Pin) -> None:
         """Hold what there is now, and only then let go of what was held before: nothing is unprotected in between."""
         held = self._tree.hold(pin.key)
+        if pin.held is None or pin.held.held_tokens != held.held_tokens:
+            self.changes += 1
         node = held.node
         while (parent := node.parent) is not None:
             self._count(node, 1)
@@ -310,3 +324,7 @@ class PinTable:
         """Pages that ``node`` has on this tier. O(1)."""
         packed: bytes = getattr(node, self._held_pages)
         return len(packed) // INDEX_BYTES
+
+
+def _nobody_asks(_: Pin) -> None:
+    """Until somebody wants to be told."""

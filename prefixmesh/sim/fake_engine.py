@@ -29,6 +29,7 @@ from prefixmesh.worker.engine_builder import cache_options
 from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.messages import EngineInfo
 from prefixmesh.worker.prefill_savings import PrefillShape
+from prefixmesh.worker.prefix_desk import PrefixDesk
 from prefixmesh.worker.scheduler_config import SchedulerConfig
 
 DEFAULT_POOL_TOKENS: Final = 1 << 18
@@ -183,6 +184,7 @@ def build_fake_engine(
         rates=rates,
         queue_timeout_s=config.queue_timeout_s,
         recorder=recorder,
+        prefixes=PrefixDesk(cache),
         clock=engine_time.now,
     )
     mover = None if tiers is None else tiers.mover

@@ -75,6 +75,7 @@ class EngineCore:
         adapters: AdapterDesk | None = None,
         queue_timeout_s: float = 0.0,
         recorder: CacheRecorder | None = None,
+        prefixes: PrefixDesk | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
@@ -85,7 +86,7 @@ class EngineCore:
         self._adapters = AdapterDesk(NO_SHOP) if adapters is None else adapters
         self._entrance = Entrance(scheduler, compile_grammar or _no_grammars, self._adapters, queue_timeout_s)
         self._recorder = CacheRecorder() if recorder is None else recorder
-        self._prefixes = PrefixDesk()
+        self._prefixes = PrefixDesk() if prefixes is None else prefixes
         self._steps = 0
 
     @property
@@ -98,6 +99,7 @@ class EngineCore:
 
     def handle(self, command: EngineCommand, now: float) -> list[Event]:
         """Take one command as it came from a front."""
+        self._prefixes.expire(now)
         return self._with_changes(self._handle(command, now))
 
     def _handle(self, command: EngineCommand, now: float) -> list[Event]:
@@ -131,6 +133,7 @@ class EngineCore:
 
     def step(self, now: float) -> list[Event]:
         """Compute one step, if there is anything to compute, and return what happened."""
+        self._prefixes.expire(now)
         wait_s = 0.0 if self._scheduler.has_work else READY_WAIT_S
         events = self._entrance.collect(now, wait_s) if self._entrance.has_work else []
         step = self._scheduler.next_step(now)
@@ -169,6 +172,7 @@ class EngineCore:
             adapters=self._adapters.table.counts(),
             load_back_ms_per_token=0.0 if keeper is None else keeper.rates.load_back_ms_per_token,
             tiers=_NO_TIERS if keeper is None else keeper.counts(),
+            pins=self._prefixes.counts(),
         )
 
     def close(self) -> None:
@@ -177,8 +181,9 @@ class EngineCore:
             self._scheduler.keeper.close()
 
     def check_invariants(self) -> None:
-        """The scheduler's, the cache's and the adapters'; O(pool)."""
+        """The scheduler's, the cache's, the pins' and the adapters'; O(pool)."""
         self._scheduler.check_invariants()
+        self._prefixes.check_invariants()
         self._adapters.table.check_invariants()
 
     def _with_changes(self, events: list[Event]) -> list[Event]:

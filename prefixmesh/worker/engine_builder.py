@@ -23,6 +23,7 @@ from prefixmesh.worker.grammar import GrammarCompiler
 from prefixmesh.worker.messages import EngineInfo
 from prefixmesh.worker.model.open_model import OpenedModel, open_model
 from prefixmesh.worker.prefill_savings import PrefillShape
+from prefixmesh.worker.prefix_desk import PrefixDesk
 from prefixmesh.worker.scheduler import Scheduler, SchedulerConfig
 from prefixmesh.worker.tiers.copies import Mover
 from prefixmesh.worker.tiers.disk_runs import DiskIdentity, KvLayout
@@ -103,6 +104,7 @@ def build_engine(
         adapters=desk,
         queue_timeout_s=config.queue_timeout_s,
         recorder=recorder,
+        prefixes=PrefixDesk(cache),
     )
 
 

@@ -59,6 +59,27 @@ class TierCounts(msgspec.Struct, frozen=True, kw_only=True):
     disk_bad_files: int = 0
 
 
+class PinCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is pinned in the cache, and what that takes. All 0 where nothing can be."""
+
+    pins: int = 0
+    """Ids on all tiers."""
+
+    pinned_pages: int = 0
+    """Device pages that are cached and that a pin keeps there, each once."""
+
+    charged_pages: int = 0
+    """Device pages of all wishes, cached or missing, each counted once a pin."""
+
+    budget_pages: int = 0
+    """The most that those may be."""
+
+    host_pinned_pages: int = 0
+    host_charged_pages: int = 0
+    version: int = 0
+    """Rises whenever pins or what they hold change."""
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """State of the engine, for Describe and metrics."""
 
@@ -104,6 +125,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """From the host to the device, as measured; 0 before, and without a host tier."""
 
     tiers: TierCounts = TierCounts()
+
+    pins: PinCounts = PinCounts()
 
     adapters: AdapterCounts = AdapterCounts()
 

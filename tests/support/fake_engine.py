@@ -24,6 +24,7 @@ from prefixmesh.worker.cache_recorder import CacheRecorder
 from prefixmesh.worker.engine import EngineCore
 from prefixmesh.worker.engine_builder import cache_options
 from prefixmesh.worker.in_process_engine import InProcessEngine
+from prefixmesh.worker.prefix_desk import PrefixDesk
 from prefixmesh.worker.scheduler import Scheduler
 from prefixmesh.worker.scheduler_config import SchedulerConfig
 from prefixmesh.worker.server import WorkerServer
@@ -135,6 +136,9 @@ def _make_core(settings: EngineConfig, cores: list[EngineCore]) -> EngineCore:
     pages = settings.max_total_tokens // settings.page_size
     allocator = PageAllocator(pages)
     recorder = CacheRecorder()
+    cache = make_prefix_cache(
+        settings.prefix_cache, allocator, settings.page_size, cache_options(settings, recorder)
+    )
     scheduler = WatchedScheduler(
         SchedulerConfig(
             max_running_requests=settings.max_running_requests,
@@ -146,9 +150,7 @@ def _make_core(settings: EngineConfig, cores: list[EngineCore]) -> EngineCore:
             decode_room_tokens=DECODE_ROOM,
         ),
         allocator,
-        make_prefix_cache(
-            settings.prefix_cache, allocator, settings.page_size, cache_options(settings, recorder)
-        ),
+        cache,
     )
     info = msgspec.structs.replace(
         INFO,
@@ -161,7 +163,10 @@ def _make_core(settings: EngineConfig, cores: list[EngineCore]) -> EngineCore:
         eos_token_ids=(),
     )
     runner = HeldModel(pages, settings.page_size)
-    cores.append(EngineCore(info=info, scheduler=scheduler, runner=runner, recorder=recorder))
+    core = EngineCore(
+        info=info, scheduler=scheduler, runner=runner, recorder=recorder, prefixes=PrefixDesk(cache)
+    )
+    cores.append(core)
     return cores[0]
 
 
