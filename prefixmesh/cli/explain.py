@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 TERMS: Final = (
     ("wait", "wait_ms"),
     ("prefill", "prefill_ms"),
+    ("copy", "copy_ms"),
     ("load back", "load_back_ms"),
     ("adapter", "adapter_load_ms"),
     ("recompute", "recompute_ms"),
@@ -61,7 +62,7 @@ TERMS: Final = (
 def explain(*, as_json: bool, **values: Any) -> None:
     """Show what each worker would cost for PROMPT (`-` reads it from stdin) now, and which would take it. Nothing is sent there.
 
-    wait, prefill, load back and adapter are the request's own time to its first token; recompute, eviction and crowding what it adds for
+    wait, prefill, copy, load back and adapter are the request's own time to its first token; recompute, eviction and crowding what it adds for
     others, which counts by the router's --spill-weight. All in milliseconds.
     """
     from prefixmesh.client import calls

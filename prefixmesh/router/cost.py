@@ -3,7 +3,8 @@
     cost = own time to first token + spill_weight x work added for everyone else
 
 *Own*: the prefill that stands before the request there, a wait for a free place or free pages where there are none, the prefill of what
-is not cached, the load-back of what is on the host, the load of its adapter. *Added*: the prefill that need not have been done, the
+is not cached, the load-back of what is on the host, the load of its adapter; where that is quicker, a copy of what another worker holds in
+the place of its prefill (``copy_cost``). *Added*: the prefill that need not have been done, the
 useful KV evicted to make room (to a host tier, only as far as that is full, too), the slowing of the answers being decoded there. Every term is derived in ``docs/router.md``.
 
 A selfish cost scatters a shared prefix over all workers; pure affinity piles everything on one.
@@ -13,6 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from prefixmesh.router.copy_cost import Copying, by_copying
 from prefixmesh.router.fleet_columns import ANSWER_TOKENS, FleetColumns, Mask
 from prefixmesh.router.matched_tokens import MatchedTokens
 from prefixmesh.router.measured_rates import Column, RateColumns, load_back_ms
@@ -53,6 +55,9 @@ class Demand(NamedTuple):
     prefix_key: int = 0
     """What ``prefix_hash`` goes by: the fingerprint of the prompt's first blocks."""
 
+    may_copy: bool = True
+    """Whether a worker may copy what it lacks from another one."""
+
 
 class CandidateTerms(NamedTuple):
     """What one worker would cost, in milliseconds but for the tokens. Named as on the wire (``CandidateCost``)."""
@@ -74,11 +79,20 @@ class CandidateTerms(NamedTuple):
     """Taken off."""
 
     total_ms: float
+    copied_tokens: int = 0
+    """Behind those that count: copied from another worker before the rest is computed."""
+
+    copy_ms: float = 0.0
 
     @property
     def first_token_ms(self) -> float:
         """Expected time to the request's own first token."""
-        return self.wait_ms + self.prefill_ms + self.load_back_ms + self.adapter_load_ms
+        return self.wait_ms + self.prefill_ms + self.load_back_ms + self.adapter_load_ms + self.copy_ms
+
+    @property
+    def cached_tokens(self) -> int:
+        """Leading tokens that the worker finds cached when it begins."""
+        return self.counted_tokens + self.copied_tokens
 
 
 class Costs(NamedTuple):
@@ -100,6 +114,9 @@ class Costs(NamedTuple):
     """What workers are compared by: the total, but with all of the prefill in the place of what need not have been done. That is more
     by the same for everybody, and it is what rates that wobble make wobble."""
 
+    copying: Copying | None = None
+    """None where nobody would copy anything."""
+
     def of(self, row: int, matches: MatchedTokens, affinity_ms: float) -> CandidateTerms:
         """The terms of one row that is able."""
         device, prefill_ms = matches.device.item(row), self.prefill.item(row)
@@ -118,6 +135,8 @@ class Costs(NamedTuple):
             self.crowding.item(row),
             affinity_ms,
             self.compared.item(row) - self.spill_weight * least_ms - affinity_ms,
+            0 if self.copying is None else int(self.copying.tokens.item(row)),
+            0.0 if self.copying is None else self.copying.copy_ms.item(row),
         )
 
 
@@ -162,6 +181,12 @@ def weigh(
     prefill *= rates.quadratic
     prefill += rates.linear
     prefill *= uncached
+    copying = None
+    if columns.copies.some and demand.may_copy:
+        is_counted = load_back is None and matches.total is matches.device
+        held = counted if is_counted else _countable(columns, matches, matches.total, demand.prompt_tokens)
+        copying = by_copying(columns.copies, rates, held, counted, prefill, demand.prompt_tokens)
+        prefill = prefill if copying is None else copying.prefill_ms
     if able is not None:
         np.copyto(prefill, _UNABLE_MS, where=~able)
     # What a request needs where nothing is cached: where so much is free, nothing goes; where so much can be, nobody waits for pages.
@@ -190,7 +215,9 @@ def weigh(
         compared += load_back
     if load is not None:
         compared += load
-    return Costs(counted, wait, prefill, load_back, load, eviction, crowding, spill_weight, compared)
+    if copying is not None:
+        compared += copying.copy_ms
+    return Costs(counted, wait, prefill, load_back, load, eviction, crowding, spill_weight, compared, copying)
 
 
 def _cached(

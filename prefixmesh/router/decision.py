@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from prefixmesh.kv_source import KvSource
 from prefixmesh.router.cost import CandidateTerms, Costs, Demand, weigh
 from prefixmesh.router.fleet_columns import FleetColumns, Mask
 from prefixmesh.router.matched_tokens import MatchedTokens
@@ -20,6 +21,9 @@ class Decision(NamedTuple):
     terms: CandidateTerms
     was_tie: bool
     """Whether the turn decided: the next decision takes the next turn."""
+
+    sources: tuple[KvSource, ...] = ()
+    """Whom the worker is to copy from first, the best first; none where it copies nothing."""
 
     @property
     def row(self) -> int:

@@ -145,6 +145,7 @@ class RouteService:
             prompt_tokens=prepared.route.prompt_tokens,
             max_tokens=0 if most is None else max(1, most),  # 0 would set no limit
             branches=request.branches,
+            sources=placement.sources,
         )
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import xxhash
 
 from prefixmesh.errors import OverloadedError
+from prefixmesh.router.copy_columns import CopyColumns
 from prefixmesh.router.measured_rates import Column, MeasuredRates, RateColumns
 
 Mask = npt.NDArray[np.bool_]
@@ -114,6 +115,7 @@ class FleetColumns:
         self._rates = MeasuredRates(FIRST_ROWS)
         self._usable = np.zeros(FIRST_ROWS, dtype=np.bool_)
         self._name_hash = np.zeros(FIRST_ROWS, dtype=np.uint64)
+        self.copies = CopyColumns(FIRST_ROWS)
         self._free: list[int] = []
         self._whole_unit: int | None = None
         self._least_room: float | None = None
@@ -322,6 +324,7 @@ class FleetColumns:
         self.forget_host_pool(row)
         self.trust[row] = 0.0
         self.name_hash[row] = 0
+        self.copies.clear(row)
 
     def _double(self) -> None:
         self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
@@ -355,4 +358,5 @@ class FleetColumns:
         self.usable: Mask = self._usable[: self.rows]
         self.name_hash: npt.NDArray[np.uint64] = self._name_hash[: self.rows]
         self._rates.cut(self.rows)
+        self.copies.cut(self.rows)
         self._standing = None

@@ -89,6 +89,8 @@ class FleetState:
             self.view.new_life(endpoint, now)
             self.load_changed(entry)
             self._columns.forget_pool(entry.row)
+            self._columns.copies.set_rate(entry.row, 0.0)
+        self._columns.copies.set_layout(entry.row, facts.kv_layout)
         self._columns.set_facts(
             entry.row,
             match_unit=facts.match_unit,
@@ -135,6 +137,7 @@ class FleetState:
             load_back_ms_per_token=report.load_back_ms_per_token,
             adapter_load_ms=report.adapter_load_ms,
         )
+        columns.copies.set_rate(row, report.copy_ms_per_token)
         columns.set_answers(row, tokens=report.answer_tokens, token_interval_ms=report.token_interval_ms)
         pool = report.device_pool
         if pool.total_pages and entry.facts is not None:
@@ -162,6 +165,11 @@ class FleetState:
         if self.registry.draining_changed(entry.endpoint, draining=report.draining):
             self.tell_ready()
 
+    def set_leaving(self, endpoint: Endpoint, *, leaving: bool) -> None:
+        """A worker is to hand over what it holds before it drains: it gets nothing new, and can be copied from; or not any more."""
+        if self.registry.leaving_changed(endpoint, leaving=leaving):
+            self.tell_ready()
+
     def review(self, now: float) -> None:
         """See who has become silent, and believe nothing of what they said of others. Call it a few times a second. O(workers)."""
         self.view.review(now)
@@ -186,6 +194,7 @@ class FleetState:
             self._reviews = self.registry.reviews
             for entry in self.registry:
                 self._columns.set_usable(entry.row, usable=entry.ready)
+                self._columns.copies.set_gives(entry.row, gives=entry.gives)
 
     def rows_with_adapter(self, name: str, digest: str) -> Mask:
         """Rows of ready workers that have this content under this name. O(workers)."""

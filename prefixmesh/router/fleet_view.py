@@ -190,6 +190,10 @@ class FleetView:
         """What every slot holds of a prompt, or is expected to. O(blocks walked)."""
         return self.index.find_matches(fingerprints, self.predictions.masks)
 
+    def find_told(self, fingerprints: Sequence[Fingerprint]) -> Matches:
+        """What every slot holds of a prompt by its worker's own word: nothing that is only expected. O(blocks walked)."""
+        return self.index.find_matches(fingerprints)
+
     def expect(self, endpoint: Endpoint, fingerprints: Sequence[Fingerprint]) -> Prediction:
         """A request with these blocks goes to a worker. O(fingerprints)."""
         return self.predictions.expect(self._followed[endpoint].view.slot, fingerprints)

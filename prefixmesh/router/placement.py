@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from prefixmesh.ids import Fingerprint, Incarnation, RequestId
+from prefixmesh.kv_source import KvSource
 from prefixmesh.router.cost import CandidateTerms
 from prefixmesh.router.decision import Decision
 from prefixmesh.router.endpoint import Endpoint
@@ -100,7 +101,12 @@ class Placement(msgspec.Struct, kw_only=True, eq=False, gc=False):
     @property
     def predicted_cached_tokens(self) -> int:
         """Leading prompt tokens that the worker is expected to find cached."""
-        return self.decision.terms.counted_tokens
+        return self.decision.terms.cached_tokens
+
+    @property
+    def sources(self) -> tuple[KvSource, ...]:
+        """Whom the worker is to copy from before it computes; none where it is not to."""
+        return self.decision.sources
 
     def as_ticket(self) -> dict[str, Any]:
         """What a history notes of it where its caller goes to the worker by a ticket: all that is known of it here."""

@@ -21,6 +21,7 @@ from prefixmesh.worker_report import WorkerReport
 _NOT_ASKED: Final = "has not answered yet"
 _NO_HEALTH: Final = "has not said yet whether it is serving"
 _DRAINING: Final = "is draining: it finishes what it has and takes nothing new"
+_LEAVING: Final = "is leaving: it hands over what it holds, and gets nothing new"
 _HEALTH_PROBLEMS: Final = {True: "", False: "says that it is not serving", None: _NO_HEALTH}
 PASSING_PROBLEMS: Final = frozenset({_NOT_ASKED, _NO_HEALTH})
 """Problems that every worker has for a moment while the router gets to know it."""
@@ -61,6 +62,7 @@ class WorkerEntry:
         "errors",
         "facts",
         "health",
+        "leaving",
         "load",
         "problem",
         "report",
@@ -102,6 +104,9 @@ class WorkerEntry:
         self.draining = False
         """Whether it has said that it takes nothing new."""
 
+        self.leaving = False
+        """Whether an operator has this life of it hand over what it holds before it drains."""
+
         self.load = WorkerLoad(Incarnation(0))
         self.report: WorkerReport | None = None
         """What it told of its load last; None before that, and when it is too old."""
@@ -119,6 +124,12 @@ class WorkerEntry:
     def ready(self) -> bool:
         """Whether it may be sent requests."""
         return not self.problem
+
+    @property
+    def gives(self) -> bool:
+        """Whether KV may be copied from it: also while it finishes what it has, and takes nothing new."""
+        ends = (self.draining or self.leaving) and not self.unreachable and not self.ejected
+        return self.ready or (ends and self.facts is not None)
 
     @property
     def name(self) -> str:
@@ -205,6 +216,7 @@ class WorkerRegistry:
             entry.load = WorkerLoad(facts.incarnation)
             entry.health = WorkerHealth()
             entry.report = None
+            entry.leaving = False
         entry.spell += is_new_life or bool(entry.unreachable)
         is_news = (
             entry.facts is None
@@ -235,6 +247,15 @@ class WorkerRegistry:
         if entry is None or entry.draining == draining:
             return False
         entry.draining = draining
+        self._review()
+        return True
+
+    def leaving_changed(self, endpoint: Endpoint, *, leaving: bool) -> bool:
+        """A worker is to hand over what it holds, and gets nothing new until it has drained; or not any more. True when that is news."""
+        entry = self._entries.get(endpoint)
+        if entry is None or entry.leaving == leaving:
+            return False
+        entry.leaving = leaving
         self._review()
         return True
 
@@ -332,8 +353,8 @@ class WorkerRegistry:
         if owner != entry.endpoint:
             return f"has the worker id {facts.worker_id!r} that {owner} has already; give each worker its own"
         problem = self._expected.problem_of(facts)
-        if not problem and entry.draining:
-            problem = _DRAINING
+        if not problem and (entry.draining or entry.leaving):
+            problem = _DRAINING if entry.draining else _LEAVING
         return problem or _HEALTH_PROBLEMS[entry.serving]
 
 

@@ -271,6 +271,7 @@ class Relay:
             incarnation=placement.incarnation,
             adapter_digest=prepared.route.adapter_digest,
             router_id=self._router_id,
+            sources=placement.sources,
         )
         return ((TICKET_METADATA, sign(ticket, self._secret)),)
 

@@ -16,6 +16,7 @@ from prefixmesh.errors import AdapterChangedError
 from prefixmesh.history import NO_HISTORY, History, Placed
 from prefixmesh.ids import Fingerprint, Incarnation, RequestId
 from prefixmesh.proto.cache_news import News
+from prefixmesh.router.copy_sources import find_sources
 from prefixmesh.router.cost import Demand, decode_work_ms, expected_answer_ms
 from prefixmesh.router.decision import Decision, able_rows, decide, explain
 from prefixmesh.router.endpoint import Endpoint
@@ -316,6 +317,7 @@ class RouterCore:
             self.fleet.rows_without_resident(request.adapter_digest) if request.adapter else None,
             home_row=self._home_row(request.session),
             prefix_key=prefix_key(request.fingerprints, request.whole_name),
+            may_copy=self._is_cost,
         )
 
     def _home_row(self, session: int) -> int | None:
@@ -332,8 +334,14 @@ class RouterCore:
         # The policies beside ``cost`` are there to be compared with: nothing is added to them.
         own_turn = request.whole_name if self._is_cost else 0
         chance = self._draw() if self._draws else 0
-        turn = own_turn or self._turn
-        return decide(self.fleet.columns, allowed, matches, demand, self._policy, turn, chance)
+        turn, columns = own_turn or self._turn, self.fleet.columns
+        decision = decide(columns, allowed, matches, demand, self._policy, turn, chance)
+        if decision is None or not decision.terms.copied_tokens:
+            return decision
+        if sources := find_sources(self.fleet, request.fingerprints, decision.terms, self._block_size):
+            return decision._replace(sources=sources)
+        alone = demand._replace(may_copy=False)  # what it would copy is only expected yet: nobody has it
+        return decide(columns, allowed, matches, alone, self._policy, turn, chance)
 
     def _place(
         self,
