@@ -37,6 +37,8 @@ COMMANDS: Final[Mapping[str, LazyCommand]] = {
     "up": LazyCommand("prefixmesh.cli.up:up", "Start a fleet: workers and a router, on Ray."),
     "status": LazyCommand("prefixmesh.cli.status:status", "Show the fleet and its workers."),
     "workers": LazyCommand("prefixmesh.cli.workers:workers", "List, add, remove, drain and flush workers."),
+    "pin": LazyCommand("prefixmesh.cli.pin:pin", "Have prompts stay cached, on as many workers as wished."),
+    "heat": LazyCommand("prefixmesh.cli.heat:heat", "Show what is used most, and where it is replicated."),
     "explain": LazyCommand("prefixmesh.cli.explain:explain", "Show what a prompt would cost on each worker."),
     "history": LazyCommand("prefixmesh.cli.history:history", "Check what routers noted of each request."),
     "down": LazyCommand("prefixmesh.cli.down:down", "Stop the fleet that `up` started."),
