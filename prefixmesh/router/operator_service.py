@@ -172,6 +172,8 @@ class OperatorService:
             host_blocks=0 if followed is None else followed.host_blocks,
             page_size=facts.page_size if facts else 0,
             load_back_ms_per_token=0.0 if report is None else report.load_back_ms_per_token,
+            copies=control.CopyCounts(**facts.copies) if facts and facts.copies else None,
+            copy_ms_per_token=0.0 if report is None else report.copy_ms_per_token,
         )
 
 

@@ -193,7 +193,7 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerView, _Mapping]]] = ...) -> None: ...
 
 class WorkerView(_message.Message):
-    __slots__ = ("worker_id", "address", "ready", "problem", "in_flight", "work_ms", "blocks", "routed", "prompt_tokens", "cached_tokens", "cache", "adapters", "trust", "resyncs", "running_requests", "queued_requests", "uncached_tokens", "cached_tokens_bias", "cached_tokens_error", "first_token_ms_bias", "first_token_ms_error", "draining", "trust_changes", "ejected", "failures", "host_pool", "tiers", "host_blocks", "page_size", "load_back_ms_per_token")
+    __slots__ = ("worker_id", "address", "ready", "problem", "in_flight", "work_ms", "blocks", "routed", "prompt_tokens", "cached_tokens", "cache", "adapters", "trust", "resyncs", "running_requests", "queued_requests", "uncached_tokens", "cached_tokens_bias", "cached_tokens_error", "first_token_ms_bias", "first_token_ms_error", "draining", "trust_changes", "ejected", "failures", "host_pool", "tiers", "host_blocks", "page_size", "load_back_ms_per_token", "copies", "copy_ms_per_token")
     class ResyncsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +238,8 @@ class WorkerView(_message.Message):
     HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     LOAD_BACK_MS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    COPY_MS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     address: str
     ready: bool
@@ -268,7 +270,9 @@ class WorkerView(_message.Message):
     host_blocks: int
     page_size: int
     load_back_ms_per_token: float
-    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., ready: _Optional[bool] = ..., problem: _Optional[str] = ..., in_flight: _Optional[int] = ..., work_ms: _Optional[float] = ..., blocks: _Optional[int] = ..., routed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., cache: _Optional[_Union[_worker_control_pb2.CacheCounts, _Mapping]] = ..., adapters: _Optional[_Iterable[str]] = ..., trust: _Optional[str] = ..., resyncs: _Optional[_Mapping[str, int]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., cached_tokens_bias: _Optional[float] = ..., cached_tokens_error: _Optional[float] = ..., first_token_ms_bias: _Optional[float] = ..., first_token_ms_error: _Optional[float] = ..., draining: _Optional[bool] = ..., trust_changes: _Optional[_Mapping[str, int]] = ..., ejected: _Optional[bool] = ..., failures: _Optional[int] = ..., host_pool: _Optional[_Union[_worker_control_pb2.PoolState, _Mapping]] = ..., tiers: _Optional[_Union[_worker_control_pb2.TierCounts, _Mapping]] = ..., host_blocks: _Optional[int] = ..., page_size: _Optional[int] = ..., load_back_ms_per_token: _Optional[float] = ...) -> None: ...
+    copies: _worker_control_pb2.CopyCounts
+    copy_ms_per_token: float
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., ready: _Optional[bool] = ..., problem: _Optional[str] = ..., in_flight: _Optional[int] = ..., work_ms: _Optional[float] = ..., blocks: _Optional[int] = ..., routed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., cache: _Optional[_Union[_worker_control_pb2.CacheCounts, _Mapping]] = ..., adapters: _Optional[_Iterable[str]] = ..., trust: _Optional[str] = ..., resyncs: _Optional[_Mapping[str, int]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., cached_tokens_bias: _Optional[float] = ..., cached_tokens_error: _Optional[float] = ..., first_token_ms_bias: _Optional[float] = ..., first_token_ms_error: _Optional[float] = ..., draining: _Optional[bool] = ..., trust_changes: _Optional[_Mapping[str, int]] = ..., ejected: _Optional[bool] = ..., failures: _Optional[int] = ..., host_pool: _Optional[_Union[_worker_control_pb2.PoolState, _Mapping]] = ..., tiers: _Optional[_Union[_worker_control_pb2.TierCounts, _Mapping]] = ..., host_blocks: _Optional[int] = ..., page_size: _Optional[int] = ..., load_back_ms_per_token: _Optional[float] = ..., copies: _Optional[_Union[_worker_control_pb2.CopyCounts, _Mapping]] = ..., copy_ms_per_token: _Optional[float] = ...) -> None: ...
 
 class RouteRequest(_message.Message):
     __slots__ = ("request", "exclude", "adapter_changed", "unused_request_id")
