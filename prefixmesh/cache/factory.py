@@ -3,6 +3,7 @@
 from typing import Literal, assert_never
 
 from prefixmesh.cache.base import PrefixCache
+from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE
 from prefixmesh.cache.hash_cache import HashCache
 from prefixmesh.cache.misses import MissFinder
 from prefixmesh.cache.no_cache import NoCache
@@ -34,3 +35,8 @@ def make_prefix_cache(
 def miss_finder(cache: PrefixCache) -> MissFinder:
     """What tells why ``cache`` did not find a token; of caches that remember nothing it tells nothing but the tail."""
     return MissFinder(cache.peek, cache.seen if isinstance(cache, RadixCache) else None)
+
+
+def block_size_of(cache: PrefixCache) -> int:
+    """Tokens in a block of the fingerprints that ``cache`` tells of; the default of caches that tell of none."""
+    return cache.block_size if isinstance(cache, RadixCache) else DEFAULT_BLOCK_SIZE

@@ -5,6 +5,8 @@ Its KV is one number a token, which stands for the whole prefix up to it. A step
 token, as a real model attends to what lies there; so a wrong page, a page written over too soon, or KV of another namespace gives another
 answer, and any two workers answer alike however they batch, chunk, share, preempt or resume. ``expected_answer`` says beforehand what.
 
+Behind a public prefix the number goes on as if all had been in the request's own namespace: where KV lives changes no answer.
+
 What the engine's core asks of a runner is ``forward``; whose tokens a plan has it does not tell, so ``NotedScheduler`` does.
 """
 
@@ -18,6 +20,7 @@ import xxhash
 
 from prefixmesh.sim.timing import TimingModel
 from prefixmesh.worker.batch_plan import BatchPlan, IntArray
+from prefixmesh.worker.request import Request
 from prefixmesh.worker.scheduler import Scheduler, Step
 
 Chains = npt.NDArray[np.uint64]
@@ -141,16 +144,30 @@ class FakeRunner:
         starts = plan.positions[plan.qo_indptr[:-1]]
         before = self._before(plan, starts)
         for b in np.flatnonzero(starts == 0).tolist():
-            before[b] = chain_start(step.parts[b].request.namespace)
+            before[b] = chain_start(step.parts[b].request.root)
         tokens = plan.token_ids.astype(np.uint64) + np.uint64(1)
         first = plan.qo_indptr[:-1]
+        behind = {b: part.request for b, part in enumerate(step.parts) if part.request.boundary_tokens}
+        for b, request in behind.items():
+            if starts[b] == request.boundary_tokens:
+                before[b] += _moved(request, request.boundary_tokens)
         chains = np.empty(len(tokens), dtype=np.uint64)
         # Decoders all at once, prompts one by one.
         chains[first] = (before + tokens[first] * np.uint64(_INVERSE)) * np.uint64(_BASE)
         for b in np.flatnonzero(np.diff(plan.qo_indptr) > 1).tolist():
             begin, end = int(plan.qo_indptr[b]), int(plan.qo_indptr[b + 1])
             chains[begin:end] = self._extend(before[b], tokens[begin:end])
+            if b in behind and 0 < (public := behind[b].boundary_tokens - int(starts[b])) < end - begin:
+                tail = chains[begin + public - 1] + _moved(behind[b], behind[b].boundary_tokens)
+                chains[begin + public : end] = self._extend(tail, tokens[begin + public : end])
         self._kv[plan.out_slots] = chains
+        for (
+            b,
+            request,
+        ) in behind.items():  # a prompt that ends at the boundary is answered by its own namespace, too
+            end = int(plan.qo_indptr[b + 1])
+            if plan.positions[end - 1] < request.boundary_tokens:
+                chains[end - 1] += _moved(request, int(plan.positions[end - 1]) + 1)
         return [
             next_token(int(chain), self._vocab_size, self._never)
             for chain in chains[plan.logit_rows].tolist()
@@ -172,6 +189,12 @@ class FakeRunner:
         sums = chain + np.cumsum(tokens * self._inverses[:count], dtype=np.uint64)
         extended: Chains = sums * self._powers[:count]
         return extended
+
+
+def _moved(request: Request, size_tokens: int) -> np.uint64:
+    """What makes the number of so many tokens in a request's root that of the same tokens in its own namespace."""
+    apart = chain_start(request.namespace) - chain_start(request.root)
+    return np.uint64(apart * pow(_BASE, size_tokens, 1 << 64) & _MASK)
 
 
 def kv_slots(count: int) -> Chains:

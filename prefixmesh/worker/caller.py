@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefixmesh.cache.namespace import Isolation, derive_namespace
+from prefixmesh.cache.public import PublicPrefix
 from prefixmesh.errors import AuthenticationError
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.ids import Incarnation, Namespace, RequestId, TenantId
@@ -39,6 +40,11 @@ class WorkerCaller:
     def router_id(self) -> str:
         """The router whose reservation this is; empty where there is none."""
         return self.ticket.router_id if self.ticket is not None else ""
+
+    @property
+    def public(self) -> tuple[PublicPrefix, ...]:
+        """Public prefixes that its prompt may live behind: only a router knows of any."""
+        return self.ticket.public if self.ticket is not None else ()
 
 
 class CallerCheck:

@@ -6,18 +6,19 @@ and found, and brings back what only the host has. Pure: no clock, no torch.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
 from prefixmesh.cache.base import MatchResult, PageIndices, PrefixCache, RadixKey
-from prefixmesh.cache.factory import miss_finder
+from prefixmesh.cache.factory import block_size_of, miss_finder
 from prefixmesh.cache.ledger import Lookup, Misses
 from prefixmesh.cache.misses import last_fingerprint
 from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.pages import PageAllocator
+from prefixmesh.cache.public import PublicPrefix, choose_key
 from prefixmesh.errors import DoubleReleaseError, InternalError, InvariantError
 from prefixmesh.tokens import TOKEN_BYTES
 from prefixmesh.worker.request import Request
@@ -45,6 +46,7 @@ class KvManager:
         self._cache = cache
         self._keeper = keeper
         self._misses = miss_finder(cache)
+        self._block_size = block_size_of(cache)
         self.page_size = cache.page_size
         self._flushes = 0
         self.receipts_out = 0
@@ -96,6 +98,19 @@ class KvManager:
     def pages_for(self, size_tokens: int) -> int:
         """Pages that hold ``size_tokens`` tokens."""
         return -(-size_tokens // self.page_size)
+
+    def place(self, request: Request, candidates: Sequence[PublicPrefix]) -> None:
+        """Choose, for its life, where the KV of a request that comes is to live: in its own namespace, or behind one of the public prefixes.
+        Changes nothing in the cache. O(length) for each candidate."""
+        key = choose_key(
+            self._cache.peek if self._keeper is None else self._keeper.peek,
+            request.namespace,
+            request.ids[: request.length].tobytes(),
+            candidates,
+            page_size=self.page_size,
+            block_size=self._block_size,
+        )
+        request.live_under(key)
 
     def peek(self, request: Request) -> int:
         """Tokens that an admission now would not compute: found on the device, or loaded back; changes nothing."""
@@ -177,6 +192,15 @@ class KvManager:
             request.page_table[request.pages] = page
             request.pages += 1
         return True
+
+    def take_pages(self, count: int, owner: str) -> PageIndices | None:
+        """Pages for KV that comes from elsewhere, on ``owner``'s account; None, and nothing evicted, when not all can be had. Once they are
+        cached, whoever runs may have them back."""
+        return self._take_pages({owner: count}) if count <= self.obtainable_pages(owner) else None
+
+    def give_back(self, pages: PageIndices) -> None:
+        """Pages that were taken, and hold nothing."""
+        self._allocator.free(pages)
 
     def commit(self, request: Request, now: float) -> None:
         """Share what is complete: insert the computed tokens' whole pages, and hold them by a lock.

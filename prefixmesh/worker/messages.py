@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from prefixmesh.cache.public import PublicPrefix
 from prefixmesh.model_files.linear_sizes import NO_LINEARS, LinearSizes
 from prefixmesh.worker.engine_stats import Stats as Stats
 from prefixmesh.worker.kv_copies.layout import CopyLayout
@@ -151,6 +152,15 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     adapter: str = ""
     """Digest of the LoRA adapter to answer with (``AdapterInfo.digest``); empty is the base model. ``namespace`` must be
     derived from the same digest, or KV of different weights would be shared."""
+
+    public: tuple[PublicPrefix, ...] = ()
+    """Public prefixes that the prompt may live behind: the engine takes the one under which most of it is cached, or none
+    (``cache.public.choose_key``)."""
+
+    boundary_tokens: int = 0
+    tail: bytes = b""
+    """Of a request of the worker's own, whose ``namespace`` is a public one: where that ends, and the namespace behind it, as of a
+    ``PrefixName``."""
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -1,4 +1,4 @@
-"""Who shares how much with whom: requests sorted by namespace and tokens, beside what the cache is thought to hold of each. Pure.
+"""Who shares how much with whom: requests sorted by where their KV lives and by tokens, beside what the cache is thought to hold of each. Pure.
 
 In sorted order, what a request shares with others falls from its neighbours outwards, so all that share more than so many
 tokens with it stand together::
@@ -14,6 +14,7 @@ without asking the cache. Every request that waits or prefills has a row. The co
 rows is a few operations of numpy. Lengths are in tokens; what can be shared is cut to whole pages.
 """
 
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from enum import IntEnum
@@ -31,6 +32,9 @@ FIRST_ROWS: Final = 64
 
 HEAD_TOKENS: Final = 16
 """Two prompts that differ mostly do so early: their first tokens are kept as bytes, which are compared at once."""
+
+
+_NEVER: Final = sys.maxsize
 
 
 class Role(IntEnum):
@@ -54,7 +58,7 @@ class PromptOrder:
         self._page_size = page_size
         self._requests: list[Request] = []
         self._heads: list[bytes] = []
-        """Each row's namespace and first tokens, in an order that is the rows'."""
+        """Each row's root and first tokens, in an order that is the rows'."""
 
         self._columns = np.zeros((6, FIRST_ROWS), dtype=np.int64)
 
@@ -115,7 +119,7 @@ class PromptOrder:
 
     @property
     def common(self) -> _Rows:
-        """Tokens that each row shares with the row before it; 0 across namespaces."""
+        """Tokens that each row shares with the row before it, as ``shared_tokens`` counts them."""
         return self._column(1)
 
     @property
@@ -237,10 +241,11 @@ class PromptOrder:
 
 
 def shared_tokens(one: Request, other: Request) -> int:
-    """Length of the common prefix of two requests' known tokens; 0 across namespaces. O(length)."""
-    if one.namespace != other.namespace:
+    """Length of the common prefix of two requests' known tokens; 0 across namespaces, and behind a public prefix only as far as both stay
+    in one. O(length)."""
+    if one.root != other.root:
         return 0
-    size = min(one.length, other.length)
+    size = min(one.length, other.length, _parting(one, other))
     differs = one.ids[:size] != other.ids[:size]
     first = int(differs.argmax())
     return first if differs[first] else size
@@ -254,15 +259,29 @@ def _falling(nearest: int, steps: _Rows, size: int) -> _Rows:
     return shared
 
 
+def _parting(one: Request, other: Request) -> int:
+    """Tokens after which two requests of one root live in different namespaces, whatever their tokens are."""
+    mine, theirs = one.boundary_tokens or _NEVER, other.boundary_tokens or _NEVER
+    if mine == theirs and one.tail == other.tail:
+        return _NEVER
+    return min(mine, theirs)
+
+
 def _is_later(one: Request, other: Request) -> bool:
-    """Whether ``one`` comes after ``other``, which is of the same namespace."""
+    """Whether ``one`` comes after ``other``, which is of the same root. Where they part, whoever leaves for a tail comes first."""
     shared = shared_tokens(one, other)
     if shared == one.length or shared == other.length:
         return one.length > other.length
+    if shared == _parting(one, other):
+        return _way_on(one, shared) > _way_on(other, shared)
     return bool(one.ids[shared] > other.ids[shared])
 
 
+def _way_on(request: Request, parting: int) -> tuple[bool, bytes]:
+    return (False, request.tail) if request.boundary_tokens == parting else (True, b"")
+
+
 def _head(request: Request) -> bytes:
-    """Big-endian, so that the order of bytes is that of tokens."""
-    first = request.ids[: min(HEAD_TOKENS, request.length)]
-    return request.namespace + first.astype(">i4").tobytes()
+    """Big-endian, so that the order of bytes is that of tokens. It ends before a tail begins."""
+    size = min(HEAD_TOKENS, request.length, request.boundary_tokens or HEAD_TOKENS)
+    return request.root + request.ids[:size].astype(">i4").tobytes()

@@ -57,6 +57,14 @@ class Request:
 
     request_id: str
     namespace: Namespace
+    """The caller's own, by which it is counted, wherever its KV lives."""
+
+    root: Namespace
+    boundary_tokens: int
+    tail: Namespace
+    """Where its KV lives, as in a ``RadixKey``. It never changes once the request is queued: pages that it has shared are in the tree under
+    this key, and who waits is sorted by it."""
+
     owner: str
     """Who pays for what it adds to the cache."""
 
@@ -173,6 +181,9 @@ class Request:
         return cls(
             request_id=command.request_id,
             namespace=namespace,
+            root=namespace,
+            boundary_tokens=command.boundary_tokens,
+            tail=Namespace(command.tail),
             owner=command.owner,
             adapter=command.adapter,
             priority=command.priority,
@@ -219,9 +230,13 @@ class Request:
         """Pages that this request alone owns."""
         return self.pages - self.own_from
 
+    def live_under(self, key: RadixKey) -> None:
+        """Its KV is to live where this key's does. To be called before it is queued, or never. O(1)."""
+        self.root, self.boundary_tokens, self.tail = key.namespace, key.boundary_tokens, key.tail
+
     def key(self, size_tokens: int) -> RadixKey:
         """The first ``size_tokens`` tokens as the cache's key. O(size_tokens)."""
-        return RadixKey(self.namespace, self.ids[:size_tokens].tobytes())
+        return RadixKey(self.root, self.ids[:size_tokens].tobytes(), self.boundary_tokens, self.tail)
 
     def match_key(self, page_size: int) -> RadixKey:
         """What may be matched: whole pages, and never the last token, since one must be computed for its logits."""

@@ -148,6 +148,8 @@ class Scheduler:
             grammar=grammar,
             queue_deadline=queue_deadline(now, command.queue_timeout_s, self._config.queue_timeout_s),
         )
+        if command.public:
+            self.kv.place(request, command.public)
         self._requests[request.request_id] = request
         self._queue.add(request)
         self._admitter.may_fit_now()  # it may need fewer pages than whoever was asked last

@@ -212,6 +212,7 @@ class InferenceService:
             priority=request.priority,
             adapter=adapter_digest,
             queue_timeout_s=request.queue_timeout_ms * _S_PER_MS,
+            public=caller.public,
         )
         return Prepared(submits=_branch_submits(submit, request.resumed), prompt=prompt, head=head)
 

@@ -26,7 +26,7 @@ class SlotDisk(FakeDisk):
         super().__init__(layout)
         self._mover = mover
         self._kept: dict[tuple[bytes, bytes], list[Content]] = {}
-        """By namespace and all tokens up to a page's end."""
+        """By where it lives, and all tokens up to a page's end."""
 
         self._host_pages: dict[int, PageIndices] = {}
         self.holds: set[str] = set()
@@ -46,7 +46,7 @@ class SlotDisk(FakeDisk):
         number, key = next(iter(self.writes.items()))
         pages = self._host_pages.pop(number)
         for prefix, page in zip(self._prefixes(key, 0, len(key.tokens)), pages.tolist(), strict=True):
-            self._kept[key.namespace, prefix] = self._mover.host_page(page)
+            self._kept[_place(key, prefix), prefix] = self._mover.host_page(page)
         super().finish_write(size_tokens)
 
     def read(self, prefix: DiskPrefix) -> int | None:
@@ -61,7 +61,7 @@ class SlotDisk(FakeDisk):
         done = self._done.pop()
         assert isinstance(done, ReadDone)
         end = (start + done.size_tokens) * TOKEN_BYTES
-        pages = [self._kept[key.namespace, each] for each in self._prefixes(key, start, end)]
+        pages = [self._kept[_place(key, each), each] for each in self._prefixes(key, start, end)]
         self._done.append(done._replace(buffer=pages))
 
     def wait_done(self, at_most_s: float) -> None:
@@ -71,6 +71,11 @@ class SlotDisk(FakeDisk):
     def _prefixes(self, key: RadixKey, start_tokens: int, end: int) -> list[bytes]:
         size = self.layout.page_size * TOKEN_BYTES
         return [key.tokens[: at + size] for at in range(start_tokens * TOKEN_BYTES, end, size)]
+
+
+def _place(key: RadixKey, prefix: bytes) -> bytes:
+    is_tail = key.boundary_tokens and len(prefix) > key.boundary_tokens * TOKEN_BYTES
+    return key.namespace + key.tail if is_tail else key.namespace
 
 
 class DiskBench(TierBench):

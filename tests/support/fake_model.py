@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from prefixmesh.worker.batch_plan import BatchPlan, IntArray
+from prefixmesh.worker.request import Request
 from prefixmesh.worker.scheduler import Step
 
 if TYPE_CHECKING:
@@ -125,9 +126,16 @@ class FakeModel:
                 held = self._slots[slot]
                 assert held is not None
                 assert held.token == int(request.ids[position]), f"{request} reads another request's token"
-                assert self._namespaces[slot] == request.namespace, f"{request} reads another namespace's KV"
-            for slot in slots[request.computed :]:
-                self._namespaces[slot] = request.namespace
+                assert self._namespaces[slot] == _namespace_at(request, position), (
+                    f"{request} reads another namespace's KV"
+                )
+            for position, slot in enumerate(slots[request.computed :], request.computed):
+                self._namespaces[slot] = _namespace_at(request, position)
+
+
+def _namespace_at(request: Request, position: int) -> bytes:
+    is_root = not request.boundary_tokens or position < request.boundary_tokens
+    return request.root if is_root else request.tail
 
 
 def _extend(chain: int, token: int) -> int:

@@ -9,6 +9,7 @@ from prefixmesh.cache.base import PrefixCache
 from prefixmesh.cache.factory import make_prefix_cache
 from prefixmesh.cache.ledger import CacheLedger
 from prefixmesh.cache.pages import PageAllocator
+from prefixmesh.cache.public import PublicPrefix
 from prefixmesh.cache.radix_cache import DEFAULT_OPTIONS, RadixOptions
 from prefixmesh.config import PrefixCacheKind, SchedulePolicy
 from prefixmesh.worker.engine_rates import EngineRates
@@ -73,6 +74,9 @@ def submit_command(
     time_left_s: float = math.inf,
     is_follower: bool = False,
     resumed: Sequence[int] = (),
+    public: Sequence[PublicPrefix] = (),
+    boundary_tokens: int = 0,
+    tail: bytes = b"",
 ) -> Submit:
     return Submit(
         request_id=request_id,
@@ -85,6 +89,9 @@ def submit_command(
         time_left_s=time_left_s,
         is_follower=is_follower,
         resumed=tokens.pack(resumed),
+        public=tuple(public),
+        boundary_tokens=boundary_tokens,
+        tail=tail,
     )
 
 
@@ -150,6 +157,9 @@ class Bench:
         time_left_s: float = math.inf,
         is_follower: bool = False,
         resumed: Sequence[int] = (),
+        public: Sequence[PublicPrefix] = (),
+        boundary_tokens: int = 0,
+        tail: bytes = b"",
     ) -> None:
         command = submit_command(
             request_id,
@@ -163,6 +173,9 @@ class Bench:
             time_left_s=time_left_s,
             is_follower=is_follower,
             resumed=resumed,
+            public=public,
+            boundary_tokens=boundary_tokens,
+            tail=tail,
         )
         self.scheduler.submit(command, self._tick())
         self._after()

@@ -9,7 +9,9 @@ import threading
 import pytest
 
 from prefixmesh.cache.ledger import Hits, LedgerRow, Misses
+from prefixmesh.cache.public import PublicPrefix
 from prefixmesh.errors import FrameError
+from prefixmesh.ids import Fingerprint, Namespace
 from prefixmesh.worker.framing import (
     MAX_FRAME_BYTES,
     FromEngine,
@@ -38,6 +40,7 @@ from tests.support.scheduling import submit_command
 
 COMMANDS: list[Command] = [
     submit_command("r", [1, 2, 3], owner="acme", priority=-2),
+    submit_command("r", [1, 2, 3], public=[PublicPrefix(Namespace(b"p" * 16), 64, Fingerprint(2**64 - 1))]),
     Abort(request_id="r"),
     GetStats(),
     Flush(),
