@@ -29,6 +29,7 @@ from prefixmesh.router.intake import Intake
 from prefixmesh.router.model import RouterModel, load_router_model
 from prefixmesh.router.open_state import open_store
 from prefixmesh.router.operator_service import OperatorService
+from prefixmesh.router.pins.fleet_pins import FleetPins
 from prefixmesh.router.policy import PolicyConfig
 from prefixmesh.router.prepare import RequestPreparer
 from prefixmesh.router.public_prefixes import PublicPrefixes
@@ -109,6 +110,7 @@ class RouterServer:
         self._store: StateStore | None = None
         self._pool: WorkerPool | None = None
         self._roster: WorkerRoster | None = None
+        self._pins: FleetPins | None = None
         self._aborts: WorkerAborts | None = None
         self._core: RouterCore | None = None
         self._history: HistoryFile | None = None
@@ -196,6 +198,16 @@ class RouterServer:
         )
         adapters = self._adapters = AdapterFinder(core.registry, pool.describe_ready)
         roster = self._roster = WorkerRoster(pool, store)
+        pins = self._pins = FleetPins(
+            core=core,
+            model=model,
+            store=store,
+            adapters=adapters,
+            keys=self._keys,
+            namespace_key=self._secret.namespace_key(),
+            isolation=config.isolation,
+            block_size=config.block_size,
+        )
         intake = Intake(
             registry=core.registry, model=model, adapters=adapters, preparer=preparer, running=self._running
         )
@@ -220,9 +232,8 @@ class RouterServer:
         explain = ExplainService(core=core, intake=intake, keys=self._keys)
         operator = OperatorService(core, roster, self._secret, self._keys, self._drainer)
         add_service(server, INFERENCE, inference)
-        add_service(
-            server, ROUTER, route, explain, operator, partial=True
-        )  # one on the wire, several questions here
+        # One on the wire, several questions here.
+        add_service(server, ROUTER, route, explain, operator, pins.service, partial=True)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(
             (*_SERVED_NAMES[1:], health.SERVICE_NAME, reflection.SERVICE_NAME), server
@@ -230,6 +241,7 @@ class RouterServer:
         await self._tell_health()
         self._telling_health = asyncio.create_task(self._keep_telling_health())
         await roster.start(config.workers)
+        pins.start()
         await pool.hear_of_all(FIRST_NEWS_S)
         await server.start()
 
@@ -268,6 +280,8 @@ class RouterServer:
             await self._aborts.close()
         if self._adapters is not None:
             await self._adapters.close()
+        if self._pins is not None:
+            await self._pins.close()
         if self._roster is not None:
             await self._roster.close()
         if self._pool is not None:

@@ -10,6 +10,7 @@ import fcntl
 import glob
 import os
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -74,6 +75,15 @@ class FileStore:
     def watch(self, prefix: str) -> AsyncGenerator[Change]:
         """See ``StateStore``."""
         return self._watchers.watch(prefix, self._present)
+
+    async def now(self) -> float:
+        """See ``StateStore``. This machine's."""
+        return time.time()
+
+    @property
+    def is_shared(self) -> bool:
+        """See ``StateStore``."""
+        return False
 
     async def close(self) -> None:
         """See ``StateStore``. A write that is under way is finished first."""

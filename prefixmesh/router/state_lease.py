@@ -1,8 +1,8 @@
 """Leases over a ``StateStore``: at most one of several routers does a thing, and another takes over when it stops.
 
 A lease is an entry that names its owner and its end, and every step is a write that depends on the version read before, so any store
-that can compare and set will do. Time is the caller's: seconds that all who compete read alike. Whoever has missed a renewal must
-stop what the lease was for by its end, by its own clock; clocks that differ shorten that.
+that can compare and set will do. Time is the store's own (``StateStore.now``), asked for before each step, so that the clocks of those who compete
+do not matter. Whoever has missed a renewal must stop what the lease was for by its end, reckoned from before it was asked for.
 """
 
 from typing import NamedTuple

@@ -1,5 +1,6 @@
 """A store that ends with its process: for tests, and for routers whose workers are all on their command line."""
 
+import time
 from collections.abc import AsyncGenerator
 
 from prefixmesh.router.state_store import Change, Entry
@@ -42,6 +43,15 @@ class MemoryStore:
     def watch(self, prefix: str) -> AsyncGenerator[Change]:
         """See ``StateStore``."""
         return self._watchers.watch(prefix, self._table.entries)
+
+    async def now(self) -> float:
+        """See ``StateStore``. This machine's."""
+        return time.time()
+
+    @property
+    def is_shared(self) -> bool:
+        """See ``StateStore``."""
+        return False
 
     async def close(self) -> None:
         """See ``StateStore``."""

@@ -140,6 +140,16 @@ class RedisStore:
             async for change in changes:
                 yield change
 
+    async def now(self) -> float:
+        """See ``StateStore``. Redis's."""
+        seconds, microseconds = await _asked(self._redis.time())
+        return float(seconds) + 1e-6 * float(microseconds)
+
+    @property
+    def is_shared(self) -> bool:
+        """See ``StateStore``."""
+        return True
+
     async def close(self) -> None:
         """See ``StateStore``."""
         self._is_closed = True

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple, Protocol
 
 from prefixmesh.errors import InvalidRequestError
 
-MAX_KEY_BYTES: Final = 512
-"""A key is a kind and a name, such as an address."""
+MAX_KEY_BYTES: Final = 1024
+"""A key is a kind and a name, such as an address, or a tenant of 128 signs, percent-encoded, and a pin's name."""
 
 MAX_VALUE_BYTES: Final = 8 * 2**20
 """A pin of two million tokens; what is larger is not a setting."""
@@ -69,6 +69,15 @@ class StateStore(Protocol):
     def watch(self, prefix: str) -> AsyncGenerator[Change]:
         """What is there under ``prefix`` now, as changes, and then what changes. Several changes of one key may come as the last of them; a
         reader that is slow misses nothing else, and keeps no writer waiting. Close it when done (``aclosing``)."""
+        ...
+
+    async def now(self) -> float:
+        """Seconds since 1970 by the keeper's clock, which all who share the state read alike, however their own clocks differ."""
+        ...
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other routers may use the state at the same time."""
         ...
 
     async def close(self) -> None:

@@ -39,11 +39,15 @@ class RenderedChat:
     """Contents in the order of the text; all else is the template's own. None when they could not be told apart."""
 
 
-def render_chat(template: ChatTemplate, messages: Sequence[ChatMessage]) -> RenderedChat:
-    """Render a conversation up to where the answer begins; O(text), two renderings. Raises what ``render`` raises."""
-    text = template.render(messages)
+def render_chat(
+    template: ChatTemplate, messages: Sequence[ChatMessage], *, opens_answer: bool = True
+) -> RenderedChat:
+    """Render a conversation up to where the answer begins, or without the answer's opening; O(text), two renderings. Raises what ``render``
+    raises."""
+    text = template.render(messages, add_generation_prompt=opens_answer)
     marked = template.render(
-        [ChatMessage(message.role, _MARK.format(index)) for index, message in enumerate(messages)]
+        [ChatMessage(message.role, _MARK.format(index)) for index, message in enumerate(messages)],
+        add_generation_prompt=opens_answer,
     )
     return RenderedChat(text, _align(text, _MARK_PATTERN.split(marked), messages))
 

@@ -8,6 +8,7 @@ answers that were generated here come back as the very ids that were generated, 
 import hashlib
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -19,6 +20,7 @@ from prefixmesh.text.answer_memory import AnswerMemory, HistoryDigest, answer_ke
 from prefixmesh.text.chat_spans import RenderedChat, render_chat
 from prefixmesh.text.chat_template import ChatTemplate
 from prefixmesh.text.piece_encoder import PIECE_MEMORY_BYTES, PieceEncoder
+from prefixmesh.text.prompt_beginning import NEXT_MESSAGES, shared_tokens, unsettled_tokens
 from prefixmesh.text.span_encoder import SpanEncoder
 from prefixmesh.text.tokenizer import Tokenizer
 from prefixmesh.tokens import TOKEN_BYTES, count, pack, unpack
@@ -88,6 +90,27 @@ class PromptBuilder:
             case ChatPrompt(messages=messages):
                 return self._chat(messages, namespace)
 
+    def beginning(self, prompt: Prompt, namespace: Namespace) -> bytes:
+        """The tokens, packed, that every longer prompt which begins with this one has, too: a text without its last word, a chat without the
+        opening of an answer, tokens as they are. The same in every process: answers that are remembered here do not enter.
+
+        Costs some tokenisings of the prompt's end. Raises as ``build``, and InvalidRequestError where nothing is left.
+        """
+        match prompt:
+            case TokenPrompt(packed=packed):
+                return self._tokens(packed).tokens
+            case TextPrompt(text=text):
+                field, tokens = "text", self._text(text, namespace).tokens
+                unsettled = unsettled_tokens(text, partial(self._text_tokens, namespace=namespace))
+                tokens = tokens[: len(tokens) - unsettled * TOKEN_BYTES]
+            case ChatPrompt(messages=messages):
+                field, tokens = CHAT_FIELD, self._chat_beginning(messages, namespace)
+        if not tokens:
+            raise InvalidRequestError(
+                field, "too short: no token of it is sure to be the same in a longer prompt"
+            )
+        return tokens
+
     def remember(
         self, namespace: Namespace, built: BuiltPrompt, answer_text: str, answer_ids: Sequence[int]
     ) -> None:
@@ -100,6 +123,9 @@ class PromptBuilder:
 
     def _text(self, text: str, namespace: Namespace) -> BuiltPrompt:
         self._refuse_too_long("text", [text], allow_special=True)
+        return self._checked("text", self._text_tokens(text, namespace))
+
+    def _text_tokens(self, text: str, namespace: Namespace) -> bytes:
         bos = self._tokenizer.bos_token_id
         if self._tokenizer.cuts_at_specials:
             encoder = SpanEncoder(self._tokenizer, self._pieces, namespace)
@@ -111,7 +137,7 @@ class PromptBuilder:
             not packed or (self._tokenizer.adds_bos and packed[:TOKEN_BYTES] != pack([bos]))
         ):
             packed = pack([bos]) + packed
-        return self._checked("text", packed)
+        return packed
 
     def _tokens(self, packed: bytes) -> BuiltPrompt:
         size = count(packed)
@@ -126,17 +152,39 @@ class PromptBuilder:
             raise InvalidRequestError("tokens.ids", f"ids must be below {self._vocab_size}, got {highest}")
         return BuiltPrompt(tokens=packed)
 
-    def _chat(self, messages: Sequence[ChatMessage], namespace: Namespace) -> BuiltPrompt:
+    def _chat(
+        self,
+        messages: Sequence[ChatMessage],
+        namespace: Namespace,
+        *,
+        opens_answer: bool = True,
+        recalls: bool = True,
+    ) -> BuiltPrompt:
         if self._template is None:
             raise InvalidRequestError("chat", "this model has no chat template; send text or tokens.ids")
         self._refuse_too_long(CHAT_FIELD, [message.content for message in messages], allow_special=False)
-        rendered = render_chat(self._template, messages)
+        rendered = render_chat(self._template, messages, opens_answer=opens_answer)
         if rendered.spans is None:
             return self._chat_as_a_whole(rendered.text, messages)
-        return self._chat_by_spans(rendered, messages, namespace)
+        return self._chat_by_spans(rendered, messages, namespace, recalls=recalls)
+
+    def _chat_beginning(self, messages: Sequence[ChatMessage], namespace: Namespace) -> bytes:
+        """What the conversation has in common with longer ones; by itself it may be one that the template refuses."""
+        tried: list[bytes] = []
+        refusal: InvalidRequestError | None = None
+        for more in ((), *((message,) for message in NEXT_MESSAGES)):
+            try:
+                built = self._chat([*messages, *more], namespace, opens_answer=False, recalls=False)
+                tried.append(built.tokens)
+            except InvalidRequestError as error:
+                refusal = refusal or error
+        if not tried:
+            assert refusal is not None
+            raise refusal
+        return shared_tokens(tried[0], tried[1:])
 
     def _chat_by_spans(
-        self, rendered: RenderedChat, messages: Sequence[ChatMessage], namespace: Namespace
+        self, rendered: RenderedChat, messages: Sequence[ChatMessage], namespace: Namespace, *, recalls: bool
     ) -> BuiltPrompt:
         encoder, history = SpanEncoder(self._tokenizer, self._pieces, namespace), HistoryDigest()
         retokenized = at = 0
@@ -146,7 +194,7 @@ class PromptBuilder:
             encoder.template(own)
             history.add(own)
             answer = None
-            if messages[span.message].role == "assistant":
+            if recalls and messages[span.message].role == "assistant":
                 answer = self._recall(namespace, history.digest(), content)
                 # As if it stood alone: a token that reaches over its border makes no difference to what is told.
                 retokenized += count(self._pieces.encode(namespace, content)) if answer is None else 0
