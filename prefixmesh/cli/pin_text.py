@@ -1,5 +1,6 @@
 """Pins and heat as commands show them: rows for tables, lines, plain values for ``--json``."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -122,6 +123,20 @@ def held_and_wanted(pins: "Iterable[PinStatus]") -> tuple[int, int]:
     """Copies of all pins that workers hold, and that they are to hold."""
     pairs = [(min(pin.held, pin.wanted), pin.wanted) for pin in pins]
     return sum(held for held, _ in pairs), sum(wanted for _, wanted in pairs)
+
+
+def held_at(pins: "Iterable[PinStatus]") -> Counter[str]:
+    """How many pins each worker holds, by its address."""
+    return Counter(one.address for pin in pins for one in pin.replicas if one.state == "held")
+
+
+def summary_as_dict(pins: "Sequence[PinStatus]") -> dict[str, Any]:
+    """All pins together for ``--json``; the names of those that lack workers with their owners."""
+    held, wanted = held_and_wanted(pins)
+    missing = [
+        {"owner": pin.spec.owner, "name": pin.spec.name, "why": pin.why} for pin in pins if pin.missing
+    ]
+    return {"pins": len(pins), "held": held, "wanted": wanted, "missing": missing}
 
 
 def pins_line(pins: "Sequence[PinStatus]") -> str:

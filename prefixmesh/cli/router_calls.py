@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from prefixmesh.errors import NotFoundError
+from prefixmesh.errors import NotFoundError, PrefixmeshError
+
+if TYPE_CHECKING:
+    from prefixmesh.proto.v1.router_pb2 import PinStatus
 
 DEFAULT_TIMEOUT_S: Final = 10.0
 """A router answers from what it knows; longer means that nobody is there."""
@@ -48,3 +51,14 @@ def open_router(values: Mapping[str, Any]) -> Iterator[RouterCalls]:
     make_stub: Any = router_pb2_grpc.RouterStub
     with open_sync_channel(target.address) as channel:
         yield RouterCalls(make_stub(channel), target)
+
+
+def all_pins(call: RouterCalls) -> "list[PinStatus] | None":
+    """Everybody's pins, for what else is shown beside them; None where the router does not tell: it knows none, or not this caller."""
+    from prefixmesh.proto.v1 import router_pb2 as pb
+
+    try:
+        answer: pb.ListPinsResponse = call("ListPins", pb.ListPinsRequest(owner="*"))
+    except PrefixmeshError:
+        return None
+    return list(answer.pins)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from prefixmesh.fleet_state import FleetState, PartState
-    from prefixmesh.proto.v1.router_pb2 import WorkerView
+    from prefixmesh.proto.v1.router_pb2 import PinStatus, WorkerView
 
 DEFAULT_TIMEOUT_S: Final = 10.0
 """The router answers from what it knows; longer means that nobody is there."""
@@ -34,7 +34,8 @@ PIPE_WIDTH: Final = 160
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @connection_options
 def status(*, as_json: bool, **values: Any) -> None:
-    """Show the fleet and its workers; exit code 1 when none is up."""
+    """Show the fleet, its workers and its pins; exit code 1 when none is up."""
+    from prefixmesh.cli.pin_text import pins_line
     from prefixmesh.client.target import make_target
     from prefixmesh.fleet.control import see_fleet
 
@@ -45,45 +46,46 @@ def status(*, as_json: bool, **values: Any) -> None:
         values["tenant"],
         values["timeout"] or DEFAULT_TIMEOUT_S,
     )
-    problem, workers = None, []
+    problem: PrefixmeshError | None = None
+    workers: list[WorkerView] = []
+    pins: list[PinStatus] | None = None
     try:
-        workers = list(_list_workers(target))
+        workers, pins = _ask(target)
     except PrefixmeshError as error:
         if state is None:
             raise
         # The router may be one of the dead parts that are told of: then its address and how to start a fleet are no news.
         problem = UnavailableError(ROUTER_SILENT) if isinstance(error, UnavailableError) else error
     if as_json:
-        click.echo(json.dumps(as_dict(target.address, state, workers, problem), indent=2))
+        click.echo(json.dumps(as_dict(target.address, state, workers, problem, pins), indent=2))
     else:
         click.echo(f"router {target.address}" + (f" · model {one_line(state.model)}" if state else ""))
         if state is not None and state.parts:
             print_parts(state.parts, time.time())
         if problem is None:
-            print_workers(workers)
+            print_workers(workers, pins or ())
+        if pins:
+            click.echo(f"\n{pins_line(pins)}")
     if problem is not None:
         raise problem
 
 
-def _list_workers(target: Any) -> "Sequence[WorkerView]":
-    import grpc
-
+def _ask(target: Any) -> "tuple[list[WorkerView], list[PinStatus] | None]":
+    """The workers and everybody's pins; None for pins of a router that does not tell of them."""
+    from prefixmesh.cli.router_calls import RouterCalls, all_pins
     from prefixmesh.proto.v1 import router_pb2, router_pb2_grpc
     from prefixmesh.rpc.channel import open_sync_channel
 
     make_stub: Any = router_pb2_grpc.RouterStub
     with open_sync_channel(target.address) as channel:
+        call = RouterCalls(make_stub(channel), target)
         try:
-            response: router_pb2.ListWorkersResponse = make_stub(channel).ListWorkers(
-                router_pb2.ListWorkersRequest(), timeout=target.timeout_s(None), metadata=target.metadata
-            )
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise NotFoundError(
-                    f"{target.address} is not a router, and only a router knows the fleet"
-                ) from error
-            raise target.error(error) from error
-    return response.workers
+            answer: router_pb2.ListWorkersResponse = call("ListWorkers", router_pb2.ListWorkersRequest())
+        except NotFoundError as error:
+            raise NotFoundError(
+                f"{target.address} is not a router, and only a router knows the fleet"
+            ) from error
+        return list(answer.workers), all_pins(call)
 
 
 def as_dict(
@@ -91,14 +93,20 @@ def as_dict(
     state: "FleetState | None",
     workers: "Sequence[WorkerView]",
     problem: PrefixmeshError | None = None,
+    pins: "Sequence[PinStatus] | None" = None,
 ) -> dict[str, Any]:
-    """The fleet for ``--json``: plain values. ``problem`` is why the router does not tell of its workers."""
+    """The fleet for ``--json``: plain values. ``problem`` is why the router does not tell of its workers; ``pins`` None where it tells of
+    none."""
+    from prefixmesh.cli.pin_text import held_at, summary_as_dict
+
+    held = held_at(pins or ())
     return {
         "router": router,
         "model": state.model if state else None,
         "ray_address": state.ray_address if state else None,
         "pid": state.pid if state else None,
         "problem": str(problem) if problem else None,
+        "pins": None if pins is None else summary_as_dict(pins),
         "parts": [_part_as_dict(part) for part in state.parts] if state else [],
         "workers": [
             {
@@ -115,6 +123,8 @@ def as_dict(
                 "adapters": list(worker.adapters),
                 "cache": cache_as_dict(worker),
                 "host_tier": host_tier_as_dict(worker),
+                "pins_held": held[worker.address],
+                "copies": copies_as_dict(worker),
             }
             for worker in workers
         ],
@@ -162,6 +172,21 @@ def host_tier(worker: "WorkerView") -> str:
     if told is None or not told["total_tokens"]:
         return "-"
     return f"{told['used_tokens'] / told['total_tokens']:.0%} of {told['total_tokens']:,} tokens"
+
+
+def copies_as_dict(worker: "WorkerView") -> dict[str, Any] | None:
+    """KV that it has copied from other workers and given to them; None when it has told of none."""
+    if not worker.HasField("copies"):
+        return None
+    counts = {field.name: getattr(worker.copies, field.name) for field in worker.copies.DESCRIPTOR.fields}
+    return counts | {"copy_ms_per_token": worker.copy_ms_per_token}
+
+
+def copied(worker: "WorkerView") -> str:
+    """The same for people: tokens that came, and tokens that it gave."""
+    if not worker.copies.copied_tokens and not worker.copies.given_tokens:
+        return "-"
+    return f"{worker.copies.copied_tokens:,} in, {worker.copies.given_tokens:,} out"
 
 
 def tier_share(worker: "WorkerView", tier: str) -> str:
@@ -226,9 +251,11 @@ def describe_age(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def print_workers(workers: "Sequence[WorkerView]") -> None:
+def print_workers(workers: "Sequence[WorkerView]", pins: "Sequence[PinStatus]" = ()) -> None:
     """What the router sees of each worker."""
     from rich.text import Text
+
+    from prefixmesh.cli.pin_text import held_at
 
     table = _make_table()
     table.add_column("worker", no_wrap=True)
@@ -239,6 +266,10 @@ def print_workers(workers: "Sequence[WorkerView]") -> None:
     has_host = any(worker.HasField("host_pool") for worker in workers)
     for name in ("from host", "from disk", "host tier") if has_host else ():
         table.add_column(name, justify="right", no_wrap=True)
+    has_copies = any(copied(worker) != "-" for worker in workers)
+    for name in ("pins",) * bool(pins) + ("copied tokens",) * has_copies:
+        table.add_column(name, justify="right", no_wrap=True)
+    held = held_at(pins)
     has_adapters = any(worker.adapters for worker in workers)
     if has_adapters:
         table.add_column("adapters", overflow="fold")
@@ -260,6 +291,8 @@ def print_workers(workers: "Sequence[WorkerView]") -> None:
                 if has_host
                 else ()
             ),
+            *((f"{held[worker.address]}",) if pins else ()),
+            *((copied(worker),) if has_copies else ()),
             *([Text(one_line(", ".join(worker.adapters)))] if has_adapters else []),
         )
     _print(table)

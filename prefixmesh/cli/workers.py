@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from prefixmesh.cli.options import connection_options
-from prefixmesh.cli.router_calls import open_router
+from prefixmesh.cli.router_calls import all_pins, open_router
+from prefixmesh.cli.status import copied, copies_as_dict
 from prefixmesh.cli.tables import print_table
 from prefixmesh.seconds_flag import Seconds
 
@@ -33,21 +34,27 @@ def list_(*, as_json: bool, **values: Any) -> None:
     Trust says how far the router believes its view of a worker's cache. The errors are of its predictions: the mean of what came true
     less what was predicted, and after +- the mean of the difference's size.
     """
+    from prefixmesh.cli.pin_text import held_at, pins_line
     from prefixmesh.proto.v1 import router_pb2 as pb
 
     with open_router(values) as call:
         views = call("ListWorkers", pb.ListWorkersRequest()).workers
+        pins = all_pins(call) or []
+    held = held_at(pins)
     if as_json:
-        click.echo(json.dumps({"workers": [as_dict(view) for view in views]}, indent=2))
+        told = [as_dict(view) | {"pins_held": held[view.address]} for view in views]
+        click.echo(json.dumps({"workers": told}, indent=2))
         return
     print_table(
         (
-            "worker", "address", "trust", "here", "running", "queued", "work ms", "blocks", "routed", "resyncs",
-            "cached off by", "first token ms off by", "state",
+            "worker", "address", "trust", "here", "running", "queued", "work ms", "blocks", "pins", "copied tokens",
+            "routed", "resyncs", "cached off by", "first token ms off by", "state",
         ),
-        [_row(view) for view in views],
+        [_row(view, held[view.address]) for view in views],
         texts=3,
     )  # fmt: skip
+    if pins:
+        click.echo(pins_line(pins))
 
 
 @workers.command(short_help="Follow a worker from now on.")
@@ -136,10 +143,11 @@ def as_dict(view: "WorkerView") -> dict[str, Any]:
     return {name: getattr(view, name) for name in plain} | {
         "resyncs": dict(view.resyncs),
         "adapters": list(view.adapters),
+        "copies": copies_as_dict(view),
     }
 
 
-def _row(view: "WorkerView") -> tuple[str, ...]:
+def _row(view: "WorkerView", pins: int) -> tuple[str, ...]:
     state = "draining" if view.draining else "ready" if view.ready else view.problem or "not ready"
     if view.ready and view.failures:
         state += f", failing ({view.failures})"
@@ -152,6 +160,8 @@ def _row(view: "WorkerView") -> tuple[str, ...]:
         f"{view.queued_requests}",
         f"{view.work_ms:.0f}",
         f"{view.blocks}",
+        f"{pins}",
+        copied(view),
         f"{view.routed}",
         f"{sum(view.resyncs.values())}",
         f"{view.cached_tokens_bias:+.0f} +- {view.cached_tokens_error:.0f}",

@@ -196,3 +196,37 @@ async def test_heat_shows_the_most_used_first() -> None:
     assert [one["target"] for one in json.loads(told.stdout)["items"]] == [3, 1]
     (off,) = await run(ScriptedPins(), ("heat",))
     assert "switched off" in off.stdout
+
+
+async def test_status_and_workers_show_what_is_pinned_and_copied() -> None:
+    """In one line for all pins, and at each worker how many it holds."""
+    copies = control.CopyCounts(copied_tokens=4_000, given_tokens=12)
+    views = [
+        pb.WorkerView(worker_id="worker-0", address="127.0.0.1:7000", ready=True, copies=copies),
+        pb.WorkerView(worker_id="worker-1", address="127.0.0.1:7001", ready=True),
+    ]
+    pins = ScriptedPins(held=1, workers=views)
+    line = "pins: 2 · 2 of 4 copies held · missing: policy, rules"
+    _, _, status, told, listed, as_json = await run(
+        pins,
+        ("pin", "add", "policy", "--text", "x"),
+        ("pin", "add", "rules", "--text", "x"),
+        ("status",),
+        ("status", "--json"),
+        ("workers", "list"),
+        ("workers", "list", "--json"),
+    )
+    for shown in (status, listed):
+        assert line in shown.stdout, shown.output
+        assert "4,000 in, 12 out" in shown.stdout
+    answer = json.loads(told.stdout)
+    assert (answer["pins"]["held"], answer["pins"]["wanted"]) == (2, 4)
+    assert [one["pins_held"] for one in answer["workers"]] == [2, 0]
+    first, second = json.loads(as_json.stdout)["workers"]
+    assert (first["pins_held"], first["copies"]["copied_tokens"], second["copies"]) == (2, 4_000, None)
+
+
+async def test_fleet_without_pins_says_nothing_of_them() -> None:
+    pins = ScriptedPins(workers=[pb.WorkerView(worker_id="worker-0", address="127.0.0.1:7000", ready=True)])
+    status = await one(pins, "status")
+    assert (status.exit_code, "pins" in status.stdout, "copied" in status.stdout) == (0, False, False)

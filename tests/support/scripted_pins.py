@@ -28,9 +28,13 @@ class ScriptedPins:
 
     acting: bool = True
     heat: pb.ListHeatResponse = field(default_factory=pb.ListHeatResponse)
+    workers: list[pb.WorkerView] = field(default_factory=list)
     pins: dict[tuple[str, str], pb.PinSpec] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     """Methods that changed something, and the names they were about, in order."""
+
+    async def ListWorkers(self, _message: pb.ListWorkersRequest, _: Any) -> pb.ListWorkersResponse:
+        return pb.ListWorkersResponse(workers=self.workers)
 
     async def PutPin(self, message: pb.PutPinRequest, _: Any) -> pb.PutPinResponse:
         spec = pb.PinSpec()
