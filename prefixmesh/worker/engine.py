@@ -20,6 +20,7 @@ from prefixmesh.worker.cache_recorder import CacheRecorder
 from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.engine_stats import TierCounts
 from prefixmesh.worker.entrance import Entrance
+from prefixmesh.worker.kv_desk import KvDesk
 from prefixmesh.worker.logit_rules import RuledRow, apply_rules
 from prefixmesh.worker.logprobs import model_logprobs, read_logprobs
 from prefixmesh.worker.messages import (
@@ -37,6 +38,7 @@ from prefixmesh.worker.messages import (
     UnloadAdapter,
 )
 from prefixmesh.worker.prefix_desk import PrefixDesk
+from prefixmesh.worker.prefix_messages import ReadKv, WriteKv
 from prefixmesh.worker.sampling import sample
 from prefixmesh.worker.scheduler import NO_LOGPROBS, Scheduler, Step
 from prefixmesh.worker.tiers.keeper import Keeper
@@ -76,6 +78,7 @@ class EngineCore:
         queue_timeout_s: float = 0.0,
         recorder: CacheRecorder | None = None,
         prefixes: PrefixDesk | None = None,
+        copies: KvDesk | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
@@ -87,12 +90,16 @@ class EngineCore:
         self._entrance = Entrance(scheduler, compile_grammar or _no_grammars, self._adapters, queue_timeout_s)
         self._recorder = CacheRecorder() if recorder is None else recorder
         self._prefixes = PrefixDesk() if prefixes is None else prefixes
+        self._copies = copies
         self._steps = 0
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is waiting or running, or a copy between the tiers is to be acknowledged or begun."""
+        """Whether any request is waiting or running, a copy between the tiers is to be acknowledged or begun, or KV is to be read or written
+        for another worker."""
         if self._scheduler.has_work or self._entrance.has_work:
+            return True
+        if self._copies is not None and self._copies.has_work:
             return True
         keeper = self._scheduler.keeper
         return keeper is not None and keeper.has_work()
@@ -115,6 +122,9 @@ class EngineCore:
                 return [self.stats()]
             case LoadAdapter() | UnloadAdapter() | ListAdapters():
                 return self._entrance.handle(command)
+            case ReadKv() | WriteKv() if self._copies is not None:
+                answer = self._copies.take(command, now)
+                return [] if answer is None else [answer]
             case _:
                 return [self._prefixes.handle(command, now)]
 
@@ -132,7 +142,7 @@ class EngineCore:
         self._scheduler.flush()
 
     def step(self, now: float) -> list[Event]:
-        """Compute one step, if there is anything to compute, and return what happened."""
+        """Compute one step, if there is anything to compute, read or write at most one part of KV, and return what happened."""
         self._prefixes.expire(now)
         wait_s = 0.0 if self._scheduler.has_work else READY_WAIT_S
         events = self._entrance.collect(now, wait_s) if self._entrance.has_work else []
@@ -140,6 +150,8 @@ class EngineCore:
         if step is not None:
             self._steps += 1
             self._compute(step)
+        if self._copies is not None and self._copies.has_work:
+            events.append(self._copies.turn(self._clock()))
         if self._scheduler.keeper is not None:
             self._see_to_copies(self._scheduler.keeper, is_idle=step is None)
         return self._with_changes(events + self._entrance.take_events())

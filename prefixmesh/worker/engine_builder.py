@@ -20,6 +20,10 @@ from prefixmesh.worker.cache_recorder import CacheRecorder
 from prefixmesh.worker.engine import EngineCore, Runner
 from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.grammar import GrammarCompiler
+from prefixmesh.worker.kv_copies.layout import CopyLayout
+from prefixmesh.worker.kv_copies.page_store import open_pages
+from prefixmesh.worker.kv_copies.parts import MAX_PART_BYTES
+from prefixmesh.worker.kv_desk import KvDesk
 from prefixmesh.worker.messages import EngineInfo
 from prefixmesh.worker.model.open_model import OpenedModel, open_model
 from prefixmesh.worker.prefill_savings import PrefillShape
@@ -77,6 +81,7 @@ def build_engine(
         _open_keeper(config, opened, cache, rates, watch_mover, disk),
     )
     desk = _open_desk(config, opened, progress)
+    layout = _copy_layout(config, opened)
     info = EngineInfo(
         model=files.name,
         model_revision=revision,
@@ -94,6 +99,7 @@ def build_engine(
         prefill_shape=PrefillShape.of(opened.config),
         linear_sizes=LinearSizes.of(opened.config),
         adapters=desk.infos(),
+        kv_layout=layout,
     )
     return EngineCore(
         info=info,
@@ -105,6 +111,7 @@ def build_engine(
         queue_timeout_s=config.queue_timeout_s,
         recorder=recorder,
         prefixes=PrefixDesk(cache),
+        copies=_open_copies(opened, cache, scheduler, layout),
     )
 
 
@@ -168,6 +175,29 @@ def _open_disk(
         if opened.mover is not None:
             opened.mover.close()
         raise
+
+
+def _copy_layout(config: EngineConfig, opened: OpenedModel) -> CopyLayout | None:
+    """How its KV lies in copies to other workers; None where there are none: without a radix cache, and where one page is more than a message
+    may carry."""
+    layout = CopyLayout(
+        dtype=_name(opened.dtype),
+        layers=opened.config.num_layers,
+        kv_heads=opened.config.num_kv_heads,
+        head_dim=opened.config.head_dim,
+        page_size=config.page_size,
+    )
+    return layout if config.prefix_cache == "radix" and layout.page_bytes <= MAX_PART_BYTES else None
+
+
+def _open_copies(
+    opened: OpenedModel, cache: PrefixCache, scheduler: Scheduler, layout: CopyLayout | None
+) -> KvDesk | None:
+    """What reads and writes KV for other workers; None without a layout."""
+    if layout is None or not isinstance(cache, RadixCache):
+        return None
+    pages = open_pages(layout, opened.runner.pool, opened.host)
+    return KvDesk(cache, scheduler.kv, pages, scheduler.keeper)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,10 +1,9 @@
-"""What the engine's core answers to commands about prefixes: pins, what is used most, and KV that is read and written.
+"""What the engine's core answers to commands about prefixes: pins, and what is used most. (KV that is read and written is ``kv_desk``'s.)
 
-It knows the cache, and who copies KV in and out of its pages; it computes nothing. The engine's loop calls it between two steps.
+It knows the cache, and computes nothing. The engine's loop calls it between two steps.
 """
 
 import math
-from typing import Protocol
 
 from prefixmesh.cache.base import PrefixCache
 from prefixmesh.cache.pin import PinStatus
@@ -36,29 +35,20 @@ from prefixmesh.worker.prefix_messages import (
 _NO_RADIX = "this worker's cache keeps no prefixes by name; start it with prefix_cache=radix"
 
 
-class KvCommands(Protocol):
-    """Who copies KV out of the cache's pages and into them (``kv_desk``)."""
-
-    def handle(self, command: ReadKv | WriteKv, now: float) -> PrefixAnswer:
-        """Do it, and answer."""
-        ...
-
-
 class PrefixDesk:
     """See the module."""
 
-    def __init__(self, cache: PrefixCache | None = None, kv: KvCommands | None = None) -> None:
-        """Only a radix cache pins; without ``kv`` none is read or written."""
+    def __init__(self, cache: PrefixCache | None = None) -> None:
+        """Only a radix cache pins."""
         self._pins = PinBook(cache.pins.together) if isinstance(cache, RadixCache) else None
         self._device = cache.pins if isinstance(cache, RadixCache) else None
         self._host = cache.host_pins if isinstance(cache, RadixCache) else None
-        self._kv = kv
 
     def handle(self, command: PrefixCommand, now: float) -> PrefixAnswer:
         """Do what a command says, and answer it. What is refused has changed nothing."""
         try:
             if isinstance(command, ReadKv | WriteKv):
-                return self._copy(command, now)
+                raise UnsupportedError("this engine's KV is not copied")
             if isinstance(command, ListHotPrefixes):
                 raise UnsupportedError(_NO_RADIX)
             if self._pins is None or self._device is None:
@@ -91,11 +81,6 @@ class PrefixDesk:
         """The pins' ids against the tree's pins. O(pins)."""
         if self._pins is not None:
             self._pins.check_invariants()
-
-    def _copy(self, command: ReadKv | WriteKv, now: float) -> PrefixAnswer:
-        if self._kv is None:
-            raise UnsupportedError("this engine's KV is not copied")
-        return self._kv.handle(command, now)
 
     def _see_to(
         self, book: PinBook, device: PinTable, command: PinPrefix | UnpinPrefix | ListPins, now: float

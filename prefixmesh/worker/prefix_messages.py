@@ -121,8 +121,11 @@ class KvWritten(msgspec.Struct, frozen=True, kw_only=True):
     """What a write came to."""
 
     held_tokens: int
-    """Leading tokens of the prefix that are there now, whole pages: the end of what was written, or less, where something before it was
-    evicted meanwhile, or no page could be had."""
+    """Leading tokens of the prefix that are on the device now, whole pages: the end of what was written, or less, where something before it
+    was evicted meanwhile, or no page could be had."""
+
+    host_tokens: int = 0
+    """Of a command without KV: what only the host has behind them."""
 
 
 class HotPrefixInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +136,7 @@ class HotPrefixInfo(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
 
 
-PrefixProblem = Literal["invalid", "not_found", "over_budget", "unsupported"]
+PrefixProblem = Literal["invalid", "not_found", "over_budget", "unsupported", "failed"]
 
 
 class PrefixAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
