@@ -111,14 +111,23 @@ class ListPinsRequest(_message.Message):
     def __init__(self, owner: _Optional[str] = ...) -> None: ...
 
 class ListPinsResponse(_message.Message):
-    __slots__ = ("pins", "acting", "budgets")
+    __slots__ = ("pins", "acting", "budgets", "actions")
+    class ActionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     PINS_FIELD_NUMBER: _ClassVar[int]
     ACTING_FIELD_NUMBER: _ClassVar[int]
     BUDGETS_FIELD_NUMBER: _ClassVar[int]
+    ACTIONS_FIELD_NUMBER: _ClassVar[int]
     pins: _containers.RepeatedCompositeFieldContainer[PinStatus]
     acting: bool
     budgets: _containers.RepeatedCompositeFieldContainer[PinBudgetUse]
-    def __init__(self, pins: _Optional[_Iterable[_Union[PinStatus, _Mapping]]] = ..., acting: _Optional[bool] = ..., budgets: _Optional[_Iterable[_Union[PinBudgetUse, _Mapping]]] = ...) -> None: ...
+    actions: _containers.ScalarMap[str, int]
+    def __init__(self, pins: _Optional[_Iterable[_Union[PinStatus, _Mapping]]] = ..., acting: _Optional[bool] = ..., budgets: _Optional[_Iterable[_Union[PinBudgetUse, _Mapping]]] = ..., actions: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PinBudgetUse(_message.Message):
     __slots__ = ("owner", "charged_tokens", "budget_tokens")

@@ -98,18 +98,22 @@ class WorkerPinsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerPinsResponse(_message.Message):
-    __slots__ = ("pins", "charged_pages", "budget_pages", "owner_budget_pages", "version")
+    __slots__ = ("pins", "charged_pages", "budget_pages", "owner_budget_pages", "version", "host_budget_pages", "host_owner_budget_pages")
     PINS_FIELD_NUMBER: _ClassVar[int]
     CHARGED_PAGES_FIELD_NUMBER: _ClassVar[int]
     BUDGET_PAGES_FIELD_NUMBER: _ClassVar[int]
     OWNER_BUDGET_PAGES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    HOST_BUDGET_PAGES_FIELD_NUMBER: _ClassVar[int]
+    HOST_OWNER_BUDGET_PAGES_FIELD_NUMBER: _ClassVar[int]
     pins: _containers.RepeatedCompositeFieldContainer[WorkerPinState]
     charged_pages: int
     budget_pages: int
     owner_budget_pages: int
     version: int
-    def __init__(self, pins: _Optional[_Iterable[_Union[WorkerPinState, _Mapping]]] = ..., charged_pages: _Optional[int] = ..., budget_pages: _Optional[int] = ..., owner_budget_pages: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+    host_budget_pages: int
+    host_owner_budget_pages: int
+    def __init__(self, pins: _Optional[_Iterable[_Union[WorkerPinState, _Mapping]]] = ..., charged_pages: _Optional[int] = ..., budget_pages: _Optional[int] = ..., owner_budget_pages: _Optional[int] = ..., version: _Optional[int] = ..., host_budget_pages: _Optional[int] = ..., host_owner_budget_pages: _Optional[int] = ...) -> None: ...
 
 class WorkerPinState(_message.Message):
     __slots__ = ("pin_id", "owner", "tier", "pages", "held_tokens", "missing_tokens", "expires_in_ms")
