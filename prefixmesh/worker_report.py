@@ -55,6 +55,9 @@ class WorkerReport:
     load_back_ms_per_token: float = 0.0
     """From the host tier to the device. Measured; 0 where nothing was measured yet, or there is no host tier."""
 
+    pins_version: int = 0
+    """Counts changes of the worker's pins and of what they hold; 0 from workers that do not tell."""
+
     copy_ms_per_token: float = 0.0
     """From another worker: measured, or guessed before anything was; 0 where it cannot be, and from workers that do not tell."""
 
