@@ -22,6 +22,9 @@ class Decision(NamedTuple):
     was_tie: bool
     """Whether the turn decided: the next decision takes the next turn."""
 
+    chain: int = 0
+    """Which of the request's chains the worker is expected to keep it under (``RouteRequest.chain``)."""
+
     sources: tuple[KvSource, ...] = ()
     """Whom the worker is to copy from first, the best first; none where it copies nothing."""
 

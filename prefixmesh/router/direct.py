@@ -146,6 +146,7 @@ class RouteService:
             max_tokens=0 if most is None else max(1, most),  # 0 would set no limit
             branches=request.branches,
             sources=placement.sources,
+            public=prepared.route.candidates,
         )
 
 

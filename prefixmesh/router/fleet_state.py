@@ -4,17 +4,19 @@ News comes in by whoever hears it, and is written where a decision will read it:
 this router's is about is not known here, but for its reservation.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from prefixmesh.ids import Epoch, Incarnation
+from prefixmesh.ids import Epoch, Fingerprint, Incarnation
 from prefixmesh.router.cost import decode_work_ms
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.fleet_columns import FleetColumns, Mask
 from prefixmesh.router.fleet_view import FleetView
 from prefixmesh.router.load import LoadReport
+from prefixmesh.router.matched_tokens import MatchedTokens, best_of
+from prefixmesh.router.placement import PublicChain
 from prefixmesh.router.registry import WorkerEntry, WorkerRegistry
 from prefixmesh.router.worker_identity import Expected, WorkerFacts
 from prefixmesh.worker_report import PagePool, WorkerReport
@@ -35,6 +37,7 @@ class FleetState:
 
     def __init__(self, expected: Expected, max_blocks: int) -> None:
         self._columns = FleetColumns()
+        self.block_size = expected.block_size
         # Workers whose load the columns do not tell yet.
         self._untold: set[WorkerEntry] = set()
         self.registry = WorkerRegistry(expected)
@@ -196,6 +199,14 @@ class FleetState:
                 self._columns.set_usable(entry.row, usable=entry.ready)
                 self._columns.copies.set_gives(entry.row, gives=entry.gives)
 
+    def matched(
+        self, fingerprints: Sequence[Fingerprint], public: Sequence[PublicChain] = ()
+    ) -> MatchedTokens:
+        """What each worker is believed to hold of a prompt whose blocks are so named, or so behind public prefixes. O(blocks walked + rows)
+        for each chain."""
+        plain = self._matched(fingerprints)
+        return best_of(plain, [self._matched(chain.fingerprints) for chain in public]) if public else plain
+
     def rows_with_adapter(self, name: str, digest: str) -> Mask:
         """Rows of ready workers that have this content under this name. O(workers)."""
         rows = np.zeros(self._columns.rows, dtype=np.bool_)
@@ -222,6 +233,10 @@ class FleetState:
         self.view.check_invariants()
         for entry in self.registry:
             entry.load.check_invariants()
+
+    def _matched(self, fingerprints: Sequence[Fingerprint]) -> MatchedTokens:
+        matches = self.view.find_matches(fingerprints)
+        return self.view.slot_rows.spread(matches, self.block_size, self._columns.rows)
 
     def _tell_host_pool(self, entry: WorkerEntry, pool: PagePool | None) -> None:
         if pool is None or entry.facts is None:

@@ -5,6 +5,7 @@ slot that has no row, such as one that a snapshot is being loaded into, counts f
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -31,6 +32,13 @@ class MatchedTokens(NamedTuple):
 
     most: int = sys.maxsize
     """None is more."""
+
+    chains: npt.NDArray[np.int8] | None = None
+    """Of a request that may live in several places, under which of its chains each worker has so many; None of all others."""
+
+    def chain(self, row: int) -> int:
+        """The number of the chain under which a worker has them."""
+        return 0 if self.chains is None else int(self.chains[row])
 
 
 class SlotRows:
@@ -87,6 +95,24 @@ class SlotRows:
             lowest = slots & -slots
             column[by_slot[lowest.bit_length() - 1]] = tokens
             slots ^= lowest
+
+
+def best_of(plain: MatchedTokens, public: Sequence[MatchedTokens]) -> MatchedTokens:
+    """For each worker the chain of which it has most, on both tiers together: one of ``public``, of equal ones the first, or, where that is
+    more, ``plain``, which has number 0. At least one is public. O(rows) each."""
+    first = public[0]
+    device, total = first.device, first.total
+    chains = np.ones(len(total), dtype=np.int8)
+    others = [*enumerate(public[1:], 2), (0, plain)]
+    for number, other in others:
+        is_more = other.total > total
+        if is_more.any():
+            is_same = device is total and other.device is other.total
+            total = np.where(is_more, other.total, total)
+            device = total if is_same else np.where(is_more, other.device, device)
+            chains[is_more] = number
+    most = max(plain.most, *(one.most for one in public))
+    return MatchedTokens(device, total, first.unit, most, chains)
 
 
 def _positions(mask: int) -> npt.NDArray[np.int64]:

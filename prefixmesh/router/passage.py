@@ -176,8 +176,10 @@ class Passage:
     def _on_finished(self, finished: pb.Finished) -> None:
         prepared, named = self.prepared, []
         if self._preparer.may_fill_block(prepared, finished.usage.completion_tokens):
+            assert self.placement is not None
+            chain = self.placement.decision.chain
             named = [
-                self._preparer.name_answer(prepared, branch.packed[len(brought) :], number)
+                self._preparer.name_answer(prepared, branch.packed[len(brought) :], number, chain)
                 for number, (branch, brought) in enumerate(
                     zip(self._record.branches, prepared.resumed, strict=True)
                 )

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from prefixmesh.cache.public import PublicPrefix
 from prefixmesh.ids import Fingerprint, Incarnation, RequestId
 from prefixmesh.kv_source import KvSource
 from prefixmesh.router.cost import CandidateTerms
@@ -17,11 +18,27 @@ from prefixmesh.router.reservation import Reservation
 from prefixmesh.router.sessions import NO_SESSION
 
 
+class PublicChain(NamedTuple):
+    """What the blocks of a prompt are named where it lives behind a public prefix."""
+
+    prefix: PublicPrefix
+    fingerprints: Sequence[Fingerprint]
+    """As many as in the caller's own namespace."""
+
+
+PLAIN: Final = 0
+"""The number of a prompt's own chain, in the caller's namespace alone."""
+
+
 class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a decision needs to know of a request."""
 
     fingerprints: Sequence[Fingerprint]
-    """Names of the prompt's whole blocks."""
+    """Names of the prompt's whole blocks, in the caller's own namespace."""
+
+    public: tuple[PublicChain, ...] = ()
+    """Their names behind each public prefix that the prompt begins with, the longest first: a worker takes the one of which it has most, of
+    equal ones the first, the caller's own last (``cache.public.choose_key``)."""
 
     prompt_tokens: int
     max_tokens: int | None
@@ -45,6 +62,15 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     session: int = NO_SESSION
     """A number for the caller's session (``sessions.session_name``)."""
+
+    @property
+    def candidates(self) -> tuple[PublicPrefix, ...]:
+        """What a ticket says of ``public``. O(1) without."""
+        return tuple(chain.prefix for chain in self.public) if self.public else ()
+
+    def chain(self, number: int) -> Sequence[Fingerprint]:
+        """Names of the blocks by the ``number`` of a chain: ``PLAIN``, or from 1 on that of one of ``public``. O(1)."""
+        return self.public[number - 1].fingerprints if number else self.fingerprints
 
     @property
     def most_tokens(self) -> int:
@@ -97,6 +123,11 @@ class Placement(msgspec.Struct, kw_only=True, eq=False, gc=False):
     def tells_of_now(self) -> bool:
         """Whether what befalls the request says how the worker is now: it has been reachable and not failing ever since the decision."""
         return self.spell == self.entry.spell
+
+    @property
+    def fingerprints(self) -> Sequence[Fingerprint]:
+        """Names of the prompt's whole blocks as the worker is expected to keep them."""
+        return self.request.chain(self.decision.chain)
 
     @property
     def predicted_cached_tokens(self) -> int:

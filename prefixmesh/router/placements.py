@@ -69,7 +69,7 @@ class Placements:
             self._settle(placement)
             return
         # The prompt's own prediction goes on; only what comes after it is new.
-        named = len(placement.request.fingerprints)
+        named = len(placement.fingerprints)
         after = [self._fleet.view.expect(placement.endpoint, one[named:]) for one in left if one[named:]]
         self._close(placement)
         self.lingering(placement).keep(placement.request_id, placement.prediction, after, now)

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from prefixmesh.cache.fingerprint import block_fingerprints
-from prefixmesh.cache.namespace import Isolation, derive_namespace
+from prefixmesh.cache.namespace import Isolation, derive_namespace, tail_namespace
 from prefixmesh.errors import InvalidRequestError
 from prefixmesh.ids import Fingerprint, Namespace, TenantId
 from prefixmesh.proto.v1 import inference_pb2 as pb
@@ -19,7 +19,7 @@ from prefixmesh.requests import (
     resolve_max_tokens,
 )
 from prefixmesh.router.model import RouterModel
-from prefixmesh.router.placement import RouteRequest
+from prefixmesh.router.placement import PLAIN, PublicChain, RouteRequest
 from prefixmesh.router.public_prefixes import PublicPrefixes
 from prefixmesh.router.sessions import session_name
 from prefixmesh.rpc.channel import MAX_MESSAGE_BYTES
@@ -137,14 +137,18 @@ class RequestPreparer:
         return begun + max(map(count, prepared.resumed)) + answer_tokens > self._block_size
 
     def name_answer(
-        self, prepared: PreparedRequest, answer_ids: bytes, branch: int = 0
+        self, prepared: PreparedRequest, answer_ids: bytes, branch: int = 0, chain: int = PLAIN
     ) -> Sequence[Fingerprint]:
-        """Fingerprints of prompt and a branch's answer: the prompt's, continued. O(answer)."""
-        named = prepared.route.fingerprints
+        """Fingerprints of prompt and a branch's answer: the prompt's, by the chain that its worker keeps it under, continued. O(answer)."""
+        named = prepared.route.chain(chain)
         rest = prepared.prompt.tokens[len(named) * self._block_size * TOKEN_BYTES :]
         if len(rest) >= self._block_size * TOKEN_BYTES:
             return named  # longer than what is named at all
         start = named[-1].to_bytes(8, "little") if named else prepared.namespace
+        if chain != PLAIN:
+            prefix = prepared.route.public[chain - 1].prefix
+            if len(named) * self._block_size == prefix.boundary_tokens:
+                start = tail_namespace(prepared.namespace, prefix.fingerprint)
         # A worker may number its answers as it likes.
         begun = prepared.resumed[branch] if 0 <= branch < len(prepared.resumed) else b""
         # The last token was sampled and never computed: it has no KV yet.
@@ -184,12 +188,17 @@ class RequestPreparer:
         block_size = self._block_size
         named = prompt.tokens[: MAX_NAMED_BLOCKS * block_size * TOKEN_BYTES]
         is_short = prompt_tokens < block_size
+        public = tuple(
+            PublicChain(known.prefix, known.chain(namespace, named, block_size))
+            for known in self._public.fitting(adapter_digest, prompt.tokens)
+        )
         return PreparedRequest(
             namespace=namespace,
             prompt=prompt,
             resumed=resumed,
             route=RouteRequest(
                 fingerprints=[] if is_short else block_fingerprints(namespace, named, block_size),
+                public=public,
                 prompt_tokens=prompt_tokens,
                 max_tokens=max_tokens,
                 branches=request.branches,

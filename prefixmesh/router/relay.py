@@ -272,6 +272,7 @@ class Relay:
             adapter_digest=prepared.route.adapter_digest,
             router_id=self._router_id,
             sources=placement.sources,
+            public=prepared.route.candidates,
         )
         return ((TICKET_METADATA, sign(ticket, self._secret)),)
 

@@ -16,7 +16,7 @@ from prefixmesh.errors import AdapterChangedError
 from prefixmesh.history import NO_HISTORY, History, Placed
 from prefixmesh.ids import Fingerprint, Incarnation, RequestId
 from prefixmesh.proto.cache_news import News
-from prefixmesh.router.copy_sources import find_sources
+from prefixmesh.router.copy_sources import with_sources
 from prefixmesh.router.cost import Demand, decode_work_ms, expected_answer_ms
 from prefixmesh.router.decision import Decision, able_rows, decide, explain
 from prefixmesh.router.endpoint import Endpoint
@@ -204,7 +204,7 @@ class RouterCore:
         allowed, demand, newcomers = self._allowed(request, exclude), self._demand(request), self._newcomers
         if newcomers:
             allowed = newcomers.hold_back(able_rows(self.fleet.columns, allowed, demand), now)
-        matches = self._matches(request)
+        matches = self.fleet.matched(request.fingerprints, request.public)
         decision = self._decide(request, allowed, matches, demand)
         if decision is None:
             raise no_candidate_error(self.registry, request, exclude)
@@ -219,7 +219,7 @@ class RouterCore:
             newcomers.taken(decision.row)
         if self._policy.affinity_ms:
             self._sessions.went(request.session, self.fleet.at_row(decision.row).endpoint)
-        self.view.index.touch(request.fingerprints)
+        self.view.index.touch(request.chain(decision.chain))
         expires_at = None if valid_s is None else now + valid_s
         return self._place(request, decision, request_id or self._new_id(), now, expires_at)
 
@@ -229,7 +229,7 @@ class RouterCore:
         Raises as ``route`` does when an adapter's content is gone.
         """
         allowed, demand = self._allowed(request, exclude), self._demand(request)
-        matches = self._matches(request)
+        matches = self.fleet.matched(request.fingerprints, request.public)
         decision = self._decide(request, allowed, matches, demand)
         terms = explain(self.fleet.columns, allowed, matches, demand, self._policy)
         candidates = [(self.fleet.at_row(one.row), one) for one in terms]
@@ -253,7 +253,7 @@ class RouterCore:
         self.fleet.load_changed(entry)
         if cached_tokens < placement.predicted_cached_tokens and self._placements.is_current(placement):
             lingering = self._placements.lingering(placement)
-            lingering.take_back(request.fingerprints, cached_tokens // self._block_size)
+            lingering.take_back(placement.fingerprints, cached_tokens // self._block_size)
 
     def first_token(self, placement: Placement, now: float) -> None:
         """Prefill is over; O(1)."""
@@ -265,12 +265,12 @@ class RouterCore:
     def finished(self, placement: Placement, now: float, named: Iterable[Sequence[Fingerprint]] = ()) -> None:
         """The request ended well; each of ``named`` names the blocks of the prompt and one of its answers, which the worker holds now.
         Until it has told so itself, that is predicted. O(blocks)."""
-        self._placements.end(placement, now, list(named) or [placement.request.fingerprints])
+        self._placements.end(placement, now, list(named) or [placement.fingerprints])
 
     def failed(self, placement: Placement, now: float) -> None:
         """The request ended in any other way: error, cancel, the worker's death. One that was never admitted has computed nothing, and
         leaves no prediction. Ended already: nothing happens. O(blocks)."""
-        left = [placement.request.fingerprints] if placement.is_admitted else []
+        left = [placement.fingerprints] if placement.is_admitted else []
         self._placements.end(placement, now, left)
 
     def withdraw(self, request_id: str, now: float) -> bool:
@@ -305,10 +305,6 @@ class RouterCore:
                 )
         return self.fleet.without(allowed, exclude) if exclude else allowed
 
-    def _matches(self, request: RouteRequest) -> MatchedTokens:
-        matches = self.view.find_matches(request.fingerprints)
-        return self.view.slot_rows.spread(matches, self._block_size, self.fleet.columns.rows)
-
     def _demand(self, request: RouteRequest) -> Demand:
         return Demand(
             request.prompt_tokens,
@@ -336,12 +332,14 @@ class RouterCore:
         chance = self._draw() if self._draws else 0
         turn, columns = own_turn or self._turn, self.fleet.columns
         decision = decide(columns, allowed, matches, demand, self._policy, turn, chance)
-        if decision is None or not decision.terms.copied_tokens:
+        if decision is not None and decision.terms.copied_tokens:
+            if (copying := with_sources(self.fleet, request, decision)) is not None:
+                return copying
+            alone = demand._replace(may_copy=False)  # what it would copy is only expected yet: nobody has it
+            decision = decide(columns, allowed, matches, alone, self._policy, turn, chance)
+        if decision is None or matches.chains is None:
             return decision
-        if sources := find_sources(self.fleet, request.fingerprints, decision.terms, self._block_size):
-            return decision._replace(sources=sources)
-        alone = demand._replace(may_copy=False)  # what it would copy is only expected yet: nobody has it
-        return decide(columns, allowed, matches, alone, self._policy, turn, chance)
+        return decision._replace(chain=matches.chain(decision.row))
 
     def _place(
         self,
@@ -365,7 +363,7 @@ class RouterCore:
                 decode_ms=decode_work_ms(columns, row, request.max_tokens, request.branches),
                 branches=request.branches,
             ),
-            prediction=self.view.expect(entry.endpoint, request.fingerprints),
+            prediction=self.view.expect(entry.endpoint, request.chain(decision.chain)),
             curve=PrefillCurve(rates.linear.item(row), rates.quadratic.item(row)),
             routed_at=now,
             expires_at=expires_at,
