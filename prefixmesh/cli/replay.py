@@ -9,28 +9,39 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from prefixmesh.cli.replay_table import Title, as_object, print_figures
+
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from prefixmesh.sim.replay import ReplaySpec
     from prefixmesh.sim.replay_figures import ReplayFigures
+    from prefixmesh.sim.replay_spec import ReplaySpec
     from prefixmesh.sim.workload import Workload
 
 ALL: Final = "all"
 DEFAULT_POLICIES: Final = ("cost", "match_gate", "block_cost", "weighted_scores", "round_robin")
 """Ours, the published rules of others, and what knows nothing."""
 
-LEGEND: Final = """
-cached, host: share of all prompt tokens that were found cached, and that came back from the host tier. ttft: from arrival to first token.
-token: from one token of an answer to its next. load, work: the most prompt tokens, and the most work, of a worker by the mean. copies: on how
-many workers a block is that is on any. The block-level form: what it leaves out is told in docs/benchmarks.md."""
-
 
 @click.command(short_help="Replay a trace by routing policies, in simulated time.")
 @click.argument("trace", metavar="TRACE")
 @click.option("--workers", type=int, default=8, show_default=True, help="How many.")
+@click.option(
+    "--routers",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Of ours, that share the requests; others' rules are one.",
+)
 @click.option("--device-tokens", type=int, default=2_000_000, show_default=True, help="Each worker's cache.")
 @click.option("--host-tokens", type=int, default=0, show_default=True, help="Each worker's host tier.")
+@click.option(
+    "--cache",
+    "caches",
+    default="radix",
+    show_default=True,
+    help="What workers keep: radix, hash (whole blocks of 16 tokens), off; several with commas are compared.",
+)
 @click.option(
     "--policy",
     "policies",
@@ -45,16 +56,34 @@ many workers a block is that is on any. The block-level form: what it leaves out
     "--speed", type=float, default=1.0, show_default=True, help="Requests arrive so many times faster."
 )
 @click.option(
+    "--concurrency",
+    type=int,
+    default=0,
+    help="So many conversations at a time, the next when one ends, whatever the trace's times; 0: by its times.",
+)
+@click.option(
+    "--max-running", type=int, default=0, help="Most requests in a worker's batch; 0: as many as fit."
+)
+@click.option("--slo-ttft-ms", type=float, help="Objective that goodput counts by: the first token, at most.")
+@click.option("--slo-tpot-ms", type=float, help="The same of the time from token to token.")
+@click.option(
     "--at-once", is_flag=True, help="Count as studies by blocks do: caches change as requests are sent."
 )
+@click.option("--requests", type=int, help="About so many, of a workload that is named.")
+@click.option("--block-size", type=int, help="Tokens that its blocks have.  [default: 64]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of policies and workloads that draw.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def replay(
     *,
     trace: str,
+    caches: str,
     policies: tuple[str, ...],
     profile: str,
     spill_weight: float | None,
+    slo_ttft_ms: float | None,
+    slo_tpot_ms: float | None,
+    requests: int | None,
+    block_size: int | None,
     as_json: bool,
     seed: int,
     **fleet: Any,
@@ -63,20 +92,27 @@ def replay(
 
     TRACE is a file in the Mooncake format, one that `prefixmesh traces make` wrote, or the name of a workload.
     """
-    from prefixmesh.sim.replay import POLICIES, ReplaySpec
+    from prefixmesh.sim.replay_figures import Objective
     from prefixmesh.sim.replay_profiles import read_profile
+    from prefixmesh.sim.replay_spec import POLICIES, ReplaySpec
 
     names = POLICIES if ALL in policies else tuple(dict.fromkeys(policies)) or DEFAULT_POLICIES
+    _refuse_unknown(names, POLICIES)
+    given = {"ttft_ms": slo_ttft_ms, "token_ms": slo_tpot_ms}
     weight: dict[str, Any] = {} if spill_weight is None else {"spill_weight": spill_weight}
     speeds = read_profile(profile)
-    spec = ReplaySpec(timing=speeds.timing, seed=seed, **fleet, **weight)
-    _refuse_unknown(names, POLICIES)
-    workload = _workload(trace, seed)
-    found = _run(workload, spec, names)
+    objective = Objective(**{name: value for name, value in given.items() if value is not None})
+    fleet |= {"timing": speeds.timing, "seed": seed, "objective": objective, **weight}
+    kinds: Sequence[Any] = tuple(dict.fromkeys(kind.strip() for kind in caches.split(",")))
+    specs = [ReplaySpec(cache=kind, **fleet) for kind in kinds]
+    made = {"requests": requests, "block_size": block_size}
+    workload = _workload(trace, seed, {name: value for name, value in made.items() if value is not None})
+    found = _run(workload, specs, names)
+    title = Title(workload, specs[0], profile, speeds.source)
     if as_json:
-        click.echo(json.dumps(_as_json(workload, spec, profile, speeds.source, found), indent=2))
+        click.echo(json.dumps(as_object(title, found), indent=2))
     else:
-        _print(workload, spec, f"{profile} ({speeds.source})", found)
+        print_figures(title, found)
 
 
 def _refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
@@ -87,7 +123,7 @@ def _refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
             )
 
 
-def _workload(trace: str, seed: int) -> "Workload":
+def _workload(trace: str, seed: int, made: dict[str, int]) -> "Workload":
     from random import Random
 
     from prefixmesh.errors import ConfigError
@@ -95,19 +131,27 @@ def _workload(trace: str, seed: int) -> "Workload":
     from prefixmesh.sim.workloads.catalogue import GENERATORS, make_workload
 
     if Path(trace).exists():
+        if made:
+            raise ConfigError(f"{', '.join(made)}: a file has the requests and blocks that it has")
         return read_workload(Path(trace))
     if trace in GENERATORS:
-        return make_workload(trace, Random(seed).random)  # noqa: S311  chance to repeat, not to hide
+        return make_workload(trace, Random(seed).random, **made)  # noqa: S311  chance to repeat, not to hide
     raise ConfigError(f"trace: {trace!r} is neither a file nor one of {', '.join(GENERATORS)}")
 
 
-def _run(workload: "Workload", spec: "ReplaySpec", names: Sequence[str]) -> dict[str, "ReplayFigures"]:
+def _run(
+    workload: "Workload", specs: "Sequence[ReplaySpec]", names: Sequence[str]
+) -> dict[str, "ReplayFigures"]:
+    """By the name of the policy, and where caches are compared of the cache as well: ``cost/hash``."""
     from prefixmesh.sim.replay import replay as run
 
+    runs = {
+        name if len(specs) == 1 else f"{name}/{spec.cache}": (spec, name) for name in names for spec in specs
+    }
     found = {}
-    with _progress(names, len(workload.requests)) as show:
-        for name in names:
-            found[name] = run(workload, spec, name, show and show(name))
+    with _progress(list(runs), len(workload.requests)) as show:
+        for label, (spec, name) in runs.items():
+            found[label] = run(workload, spec, name, show and show(label))
     return found
 
 
@@ -142,54 +186,3 @@ class _Bar:
     def _showing(self, name: str) -> Callable[[int], None]:
         before = self._names.index(name) * self._requests
         return lambda done: self._bar.update(self._task, description=name, completed=before + done)
-
-
-def _print(workload: "Workload", spec: "ReplaySpec", profile: str, found: dict[str, "ReplayFigures"]) -> None:
-    from prefixmesh.cli.tables import print_table
-
-    click.echo(
-        f"{workload.name}: {len(workload.requests):,} requests, {workload.prompt_tokens:,} prompt tokens; {spec.workers} workers of "
-        f"{spec.device_tokens:,} tokens on the device and {spec.host_tokens:,} on the host; {profile}\n"
-    )
-    columns = ("policy", "cached", "host", "ttft p50", "p90", "p99 ms", "token p50", "p99 ms")
-    print_table((*columns, "load", "work", "copies", "tokens/s"), [_row(*one) for one in found.items()])
-    click.echo(LEGEND)
-
-
-def _row(name: str, figures: "ReplayFigures") -> Sequence[str]:
-    ttft, token = figures.ttft_ms, figures.token_ms
-    return (
-        name,
-        f"{figures.cached_share:.2%}",
-        f"{figures.host_share:.2%}",
-        f"{ttft.p50:,.0f}",
-        f"{ttft.p90:,.0f}",
-        f"{ttft.p99:,.0f}",
-        f"{token.p50:,.1f}",
-        f"{token.p99:,.1f}",
-        f"{figures.max_over_mean:.2f}",
-        f"{figures.work_max_over_mean:.2f}",
-        f"{figures.copies:.2f}",
-        f"{figures.tokens_per_s:,.0f}",
-    )
-
-
-def _as_json(
-    workload: "Workload",
-    spec: "ReplaySpec",
-    profile: str,
-    source: str,
-    found: dict[str, "ReplayFigures"],
-) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {
-        "form": "block-level",
-        "trace": {
-            "name": workload.name,
-            "block_size": workload.block_size,
-            "requests": len(workload.requests),
-        },
-        "fleet": asdict(spec) | {"profile": profile, "profile_source": source},
-        "policies": {name: figures.as_json() for name, figures in found.items()},
-    }

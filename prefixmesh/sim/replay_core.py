@@ -2,11 +2,14 @@
 
 Each worker's news are events of its cache, numbered, in the order in which things happen, and a report a tenth of a second after the first
 thing that it does not tell of yet, or after a second without any. They arrive at once. What passes through a router it sees itself: when a
-request begins, has its first token and ends. A view that is not the cache raises InvariantError, as its own proof finds it.
+request begins, has its first token and ends. A view that is not the cache raises InvariantError, as its own proof finds it. Several routers
+hear the same of caches, each of its own requests, and of one another's nothing but what reports count.
 """
 
+from array import array
 from collections.abc import Sequence
 from random import Random
+from time import perf_counter
 from typing import Final
 
 from prefixmesh.cache.events import CacheSummary, Event, Removed, SnapshotPart, Stored
@@ -47,8 +50,8 @@ _ANSWER_MEAN_WEIGHT: Final = 0.05
 """Of the newest in the mean length of answers: some twenty count."""
 
 
-class CoreRouter(ReplayRouter):
-    """See the module. ``policy`` may name any of the router's own policies."""
+class CoreRouter:
+    """See the module. ``policy`` may name any of the router's own policies. It knows every ``routed_every``-th block of a workload."""
 
     def __init__(
         self,
@@ -58,9 +61,14 @@ class CoreRouter(ReplayRouter):
         rng: Random,
         *,
         block_size: int,
+        routed_every: int,
         chunk_tokens: int,
     ) -> None:
         self._sim = sim
+        self._every = routed_every
+        self.decisions_s = array("d")
+        """Of this machine's time, each."""
+
         self.core = RouterCore(
             Expected(
                 model_revision=_REVISION,
@@ -76,7 +84,7 @@ class CoreRouter(ReplayRouter):
         )
         self._placements: dict[int, Placement] = {}
         self._news = [
-            _WorkerNews(sim, self.core, worker, block_size, chunk_tokens, place)
+            _WorkerNews(sim, self.core, worker, block_size, block_size // routed_every, chunk_tokens, place)
             for place, worker in enumerate(workers)
         ]
         self._place_of = {news.endpoint: place for place, news in enumerate(self._news)}
@@ -84,18 +92,20 @@ class CoreRouter(ReplayRouter):
 
     def route(self, job: Job) -> int:
         """See ``ReplayRouter.route``."""
-        request = job.request
-        placement = self.core.route(
-            RouteRequest(
-                fingerprints=job.names,
-                prompt_tokens=request.input_length,
-                max_tokens=request.output_length,
-            ),
-            self._sim.now,
-            request_id=RequestId(str(job.number)),
+        request, every = job.request, self._every
+        asked = RouteRequest(
+            fingerprints=job.names[every - 1 :: every],
+            prompt_tokens=request.input_length,
+            max_tokens=request.output_length,
         )
+        request_id, now = RequestId(str(job.number)), self._sim.now
+        began = perf_counter()
+        placement = self.core.route(asked, now, request_id=request_id)
+        self.decisions_s.append(perf_counter() - began)
         self._placements[job.number] = placement
-        return self._place_of[placement.endpoint]
+        place = self._place_of[placement.endpoint]
+        self._news[place].sent()
+        return place
 
     def begun(self, job: Job) -> None:
         """See ``Listener.begun``."""
@@ -109,7 +119,8 @@ class CoreRouter(ReplayRouter):
 
     def ended(self, job: Job) -> None:
         """See ``Listener.ended``."""
-        named = [job.left_names] if job.left_names else []
+        left = job.left_names[self._every - 1 :: self._every]
+        named = [left] if left else []
         self.core.finished(self._placements.pop(job.number), self._sim.now, named)
         self._news[job.worker].ended(job)
 
@@ -123,8 +134,45 @@ class CoreRouter(ReplayRouter):
         self._sim.call_later(REVIEW_S, self._review)
 
 
+class SeveralRouters(ReplayRouter):
+    """One router or more, each of which gets every so manieth request."""
+
+    def __init__(self, routers: Sequence[CoreRouter]) -> None:
+        self._routers = routers
+        self._turn = -1
+        self._router_of: dict[int, CoreRouter] = {}
+
+    def route(self, job: Job) -> int:
+        """See ``ReplayRouter.route``."""
+        self._turn += 1
+        router = self._routers[self._turn % len(self._routers)]
+        self._router_of[job.number] = router
+        return router.route(job)
+
+    def decisions_s(self) -> list[float]:
+        """See ``ReplayRouter.decisions_s``."""
+        return [one for router in self._routers for one in router.decisions_s]
+
+    def begun(self, job: Job) -> None:
+        """See ``Listener.begun``."""
+        self._router_of[job.number].begun(job)
+
+    def first_token(self, job: Job) -> None:
+        """See ``Listener.first_token``."""
+        self._router_of[job.number].first_token(job)
+
+    def ended(self, job: Job) -> None:
+        """See ``Listener.ended``."""
+        self._router_of.pop(job.number).ended(job)
+
+    def changed(self, worker: int, changes: Sequence[Change]) -> None:
+        """See ``Listener.changed``."""
+        for router in self._routers:
+            router.changed(worker, changes)
+
+
 class _WorkerNews:
-    """What one worker tells."""
+    """What one worker tells one router."""
 
     def __init__(
         self,
@@ -132,6 +180,7 @@ class _WorkerNews:
         core: RouterCore,
         worker: ReplayWorker,
         block_size: int,
+        page_size: int,
         chunk_tokens: int,
         place: int,
     ) -> None:
@@ -140,6 +189,7 @@ class _WorkerNews:
         self._core = core
         self._worker = worker
         self._block_size = block_size
+        self._page_size = page_size
         self._rates = _rates(worker.timing, chunk_tokens)
         self._incarnation = Incarnation(place + 1)
         self._sequence = 0
@@ -147,6 +197,7 @@ class _WorkerNews:
         self._prefilled: list[str] = []
         self._ended: list[str] = []
         self._answer_tokens = 0.0
+        self._own = 0
         now = sim.now
         core.add_worker(self.endpoint, now)
         core.described(self.endpoint, self._facts(place), now)
@@ -156,6 +207,10 @@ class _WorkerNews:
         self._is_soon = False
         self._timer: Timer
         self._report()
+
+    def sent(self) -> None:
+        """One more of the router's own is there."""
+        self._own += 1
 
     def begun(self, job: Job) -> None:
         """See ``Listener``; so with the next three."""
@@ -167,6 +222,7 @@ class _WorkerNews:
         self._report_soon()
 
     def ended(self, job: Job) -> None:
+        self._own -= 1
         self._ended.append(str(job.number))
         length = job.request.output_length
         share = _ANSWER_MEAN_WEIGHT if self._answer_tokens else 1.0
@@ -180,6 +236,8 @@ class _WorkerNews:
                 events.append(Stored(_EPOCH, 0, change.tier, change.parent, tuple(change.came)))
             if change.went:
                 events.append(Removed(_EPOCH, 0, change.tier, tuple(change.went)))
+        if not events:
+            return
         first = self._sequence + 1
         self._sequence += len(events)
         self._tell(EventBatch([event._replace(sequence=n) for n, event in enumerate(events, first)]))
@@ -200,14 +258,14 @@ class _WorkerNews:
 
     def _report(self) -> None:
         worker, rates = self._worker, self._rates
-        cache, block_size = worker.cache, self._block_size
-        in_use = min(len(cache), -(-int(worker.running_tokens) // block_size))
+        cache = worker.cache
+        in_use, free = cache.used_blocks, cache.free_blocks
         report = WorkerReport(
             summary=CacheSummary(_EPOCH, self._sequence, tuple(cache.state(tier) for tier in Tier)),
             device_pool=PagePool(
                 total_pages=cache.total_blocks,
-                free_pages=cache.total_blocks - len(cache),
-                evictable_pages=len(cache) - in_use,
+                free_pages=free,
+                evictable_pages=cache.total_blocks - in_use - free,
                 protected_pages=in_use,
             ),
             running_requests=worker.in_flight - worker.queued,
@@ -223,7 +281,7 @@ class _WorkerNews:
             accepted=tuple(self._accepted),
             prefilled=tuple(self._prefilled),
             ended=tuple(self._ended),
-            own_requests=worker.in_flight,
+            own_requests=self._own,
         )
         self._accepted, self._prefilled, self._ended = [], [], []
         self._is_soon = False
@@ -242,9 +300,9 @@ class _WorkerNews:
             context_length=1 << 30,
             max_running_requests=0,
             match_unit=1,
-            page_size=self._block_size,
+            page_size=self._page_size,
             block_size=self._block_size,
-            total_tokens=self._worker.cache.total_blocks * self._block_size,
+            total_tokens=self._worker.cache.total_blocks * self._page_size,
             rates=self._rates,
         )
 

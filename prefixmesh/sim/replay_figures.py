@@ -1,12 +1,14 @@
 """What came of a replay, as figures."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
-from prefixmesh.sim.replay_worker import Job, ReplayWorker
+from prefixmesh.sim.replay_log import ReplayLog
+from prefixmesh.sim.replay_worker import ReplayWorker
 
 
 class Percentiles(NamedTuple):
@@ -17,9 +19,22 @@ class Percentiles(NamedTuple):
     p99: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Self:
+    def of(cls, values: Sequence[float] | npt.NDArray[np.float64]) -> Self:
         """O(n log n)."""
-        return cls(*map(float, np.percentile(values, (50, 90, 99)))) if values else cls(0.0, 0.0, 0.0)
+        return cls(*map(float, np.percentile(values, (50, 90, 99)))) if len(values) else cls(0.0, 0.0, 0.0)
+
+
+class Objective(NamedTuple):
+    """How soon is soon enough; infinite is no matter when."""
+
+    ttft_ms: float = float("inf")
+    """To the first token, at most."""
+
+    token_ms: float = float("inf")
+    """From token to token on the mean of an answer, at most."""
+
+
+NO_OBJECTIVE: Final = Objective()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +56,9 @@ class ReplayFigures:
     token_ms: Percentiles
     """From one token of an answer to the next, the mean of each answer."""
 
+    goodput_share: float
+    """Of all requests, those that met the objective; 1 where there is none."""
+
     max_over_mean: float
     """Of the prompt tokens sent to each worker, cached ones among them."""
 
@@ -52,6 +70,14 @@ class ReplayFigures:
 
     lasted_s: float
     """From the first arrival to the last end."""
+
+    log_digest: str
+    """Of what became of every request: the same for the same seed, on every machine."""
+
+    decision_us: Percentiles | None = field(compare=False)
+    """This machine's time for a decision of the router's core, which differs from run to run; None of rules that are not ours."""
+
+    log: ReplayLog = field(compare=False, repr=False)
 
     @property
     def cached_share(self) -> float:
@@ -68,11 +94,17 @@ class ReplayFigures:
         """Tokens of answers, of the whole fleet."""
         return self.output_tokens / self.lasted_s if self.lasted_s else 0.0
 
+    @property
+    def goodput_per_s(self) -> float:
+        """Requests that met the objective, of the whole fleet."""
+        return self.goodput_share * self.requests / self.lasted_s if self.lasted_s else 0.0
+
     def as_json(self) -> dict[str, object]:
         """For machines; the names of these fields stay."""
         return {
             "requests": self.requests,
             "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
             "cached_share": self.cached_share,
             "device_share": self.device_share,
             "host_share": self.host_share,
@@ -82,36 +114,49 @@ class ReplayFigures:
             "token_ms": self.token_ms._asdict(),
             "tokens_per_s": self.tokens_per_s,
             "prompt_tokens_per_s": self.prompt_tokens_per_s,
+            "goodput_share": self.goodput_share,
+            "goodput_per_s": self.goodput_per_s,
             "copies": self.copies,
             "lasted_s": self.lasted_s,
+            "decision_us": None if self.decision_us is None else self.decision_us._asdict(),
+            "log_digest": self.log_digest,
         }
 
 
-def figures_of(jobs: Sequence[Job], workers: Sequence[ReplayWorker]) -> ReplayFigures:
+def figures_of(
+    log: ReplayLog,
+    workers: Sequence[ReplayWorker],
+    objective: Objective,
+    decisions_s: Sequence[float] | None,
+) -> ReplayFigures:
     """Of requests that have all ended. O(requests log requests + blocks)."""
-    prompt_tokens = sum(job.request.input_length for job in jobs)
+    prompt_tokens, ttft_ms, token_ms = int(log.prompt_tokens.sum()), log.ttft_ms, log.token_ms
+    has_tokens = ~np.isnan(token_ms)
+    is_good = (ttft_ms <= objective.ttft_ms) & ~(has_tokens & (token_ms > objective.token_ms))
+    return ReplayFigures(
+        requests=len(log),
+        prompt_tokens=prompt_tokens,
+        output_tokens=int(log.output_tokens.sum()),
+        device_share=int(log.device_tokens.sum()) / prompt_tokens,
+        host_share=int(log.host_tokens.sum()) / prompt_tokens,
+        ttft_ms=Percentiles.of(ttft_ms),
+        token_ms=Percentiles.of(token_ms[has_tokens]),
+        goodput_share=float(is_good.mean()),
+        max_over_mean=_max_over_mean([worker.prompt_tokens for worker in workers]),
+        work_max_over_mean=_max_over_mean([worker.work_ms for worker in workers]),
+        copies=_copies(workers),
+        lasted_s=float(log.ended_s.max() - log.arrived_s.min()),
+        log_digest=log.digest(),
+        decision_us=None if decisions_s is None else Percentiles.of(1e6 * np.asarray(decisions_s)),
+        log=log,
+    )
+
+
+def _copies(workers: Sequence[ReplayWorker]) -> float:
     caches = {id(worker.cache): worker.cache for worker in workers}.values()
     names = [cache.names() for cache in caches]
     different = len(set().union(*names))
-    return ReplayFigures(
-        requests=len(jobs),
-        prompt_tokens=prompt_tokens,
-        output_tokens=sum(job.request.output_length for job in jobs),
-        device_share=sum(job.device_tokens for job in jobs) / prompt_tokens,
-        host_share=sum(job.host_tokens for job in jobs) / prompt_tokens,
-        ttft_ms=Percentiles.of([1e3 * (job.first_token_at - job.arrived_at) for job in jobs]),
-        token_ms=Percentiles.of(
-            [
-                1e3 * (job.ended_at - job.first_token_at) / (job.request.output_length - 1)
-                for job in jobs
-                if job.request.output_length > 1
-            ]
-        ),
-        max_over_mean=_max_over_mean([worker.prompt_tokens for worker in workers]),
-        work_max_over_mean=_max_over_mean([worker.work_ms for worker in workers]),
-        copies=sum(map(len, names)) / different if different else 0.0,
-        lasted_s=max(job.ended_at for job in jobs) - min(job.arrived_at for job in jobs),
-    )
+    return sum(map(len, names)) / different if different else 0.0
 
 
 def _max_over_mean(values: Sequence[float]) -> float:

@@ -19,6 +19,10 @@ class ReplayRouter(Listener, Protocol):
         """Where it goes, now."""
         ...
 
+    def decisions_s(self) -> list[float] | None:
+        """Seconds of this machine's time that each decision took; None where that says nothing of our router."""
+        ...
+
 
 class RuleRouter(ReplayRouter):
     """A rule that sees all there is to see. It needs to hear nothing."""
@@ -34,6 +38,10 @@ class RuleRouter(ReplayRouter):
         """See ``ReplayRouter.route``. O(workers * held blocks)."""
         self._turn += 1
         return self._rule(self._view(job))
+
+    def decisions_s(self) -> list[float] | None:
+        """See ``ReplayRouter.decisions_s``: of an exact view, which no router has."""
+        return None
 
     def begun(self, job: Job) -> None:
         """See ``Listener.begun``."""

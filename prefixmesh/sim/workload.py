@@ -25,6 +25,10 @@ MAX_PIN_REPLICAS: Final = 4096
 """As many workers as a router knows."""
 
 
+MAX_REQUESTS: Final = 4_000_000
+"""A request takes a kilobyte of memory while it is replayed."""
+
+
 class WorkloadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One request. Its number is its place in the workload, from 0 on."""
 
@@ -71,6 +75,8 @@ class Workload:
         check_block_size(self.block_size)
         if not self.requests:
             raise ConfigError("a workload has at least one request")
+        if len(self.requests) > MAX_REQUESTS:
+            raise ConfigError(f"a workload has at most {MAX_REQUESTS} requests, got {len(self.requests)}")
         for number, request in enumerate(self.requests):
             problem = problem_of(request, number, self.block_size)
             if problem:

@@ -25,6 +25,8 @@ def figures(*arguments: str | Path) -> dict[str, dict[str, float]]:
     result = run("replay", SAMPLE, "--json", *arguments)
     assert result.exit_code == 0, result.output
     policies: dict[str, dict[str, float]] = json.loads(result.stdout)["policies"]
+    for one in policies.values():
+        del one["decision_us"]  # this machine's time, which is another in each run
     return policies
 
 
@@ -76,6 +78,28 @@ def test_every_flag_of_the_fleet_changes_what_comes_of_it() -> None:
     assert figures(*again, "--at-once")["round_robin"] != figures(*again)["round_robin"]
     assert figures("--policy", "random", "--seed", "3") != figures("--policy", "random")
     assert figures("--policy", "cost", "--spill-weight", "1.85")["cost"] == base
+
+
+def test_caches_are_compared_by_their_names_and_only_where_there_are_several() -> None:
+    compared = figures("--policy", "cost", "--cache", "radix, off")
+    assert set(compared) == {"cost/radix", "cost/off"}
+    assert compared["cost/off"]["cached_share"] == 0.0 < compared["cost/radix"]["cached_share"]
+    assert compared["cost/radix"] == figures("--policy", "cost")["cost"]
+
+
+def test_objective_adds_goodput_to_the_table_and_decisions_are_told() -> None:
+    told = run("replay", SAMPLE, "--policy", "cost", "--slo-ttft-ms", "300", "--slo-tpot-ms", "50")
+    assert "the first token within 300 ms and each token within 50 ms" in " ".join(told.stdout.split())
+    assert " good " in told.stdout
+    assert " µs" in told.stdout
+    assert " good " not in run("replay", SAMPLE, "--policy", "round_robin").stdout.split("cached, host")[0]
+
+
+def test_workload_that_is_named_has_the_length_that_is_asked_for() -> None:
+    arguments = ("--requests", "40", "--block-size", "4", "--concurrency", "3", "--policy", "cost", "--json")
+    told = json.loads(run("replay", "chat", *arguments).stdout)
+    assert told["trace"]["requests"] in range(40, 60)
+    assert (told["trace"]["block_size"], told["fleet"]["concurrency"]) == (4, 3)
 
 
 def test_all_is_every_policy_and_ceiling() -> None:
@@ -136,12 +160,18 @@ def test_file_is_told_from_the_trace_by_size_and_checksum(tmp_path: Path) -> Non
         (("replay", "nowhere.jsonl"), "neither a file nor one of customer-service"),
         (("replay", SAMPLE, "--policy", "best"), "'best' is not one of cost, "),
         (("replay", SAMPLE, "--profile", "h200"), "'h200' is neither a file nor one of h100-8b"),
-        (("replay", SAMPLE, "--workers", "0"), "workers must be at least 1, got 0"),
+        (("replay", SAMPLE, "--workers", "0"), "workers must be from 1 to 4096, got 0"),
+        (("replay", SAMPLE, "--workers", "4097"), "workers must be from 1 to 4096, got 4097"),
+        (("replay", SAMPLE, "--routers", "65"), "routers must be from 1 to 64, got 65"),
+        (("replay", SAMPLE, "--cache", "tree"), "cache must be one of radix, hash, off, got 'tree'"),
+        (("replay", SAMPLE, "--slo-ttft-ms", "0"), "ttft_ms must be milliseconds above 0"),
+        (("replay", SAMPLE, "--requests", "5"), "a file has the requests and blocks that it has"),
+        (("replay", "chat", "--requests", "4000001"), "requests must be from 1 to 4000000, got 4000001"),
         (("replay", SAMPLE, "--device-tokens", "5"), "device_tokens must hold the largest request"),
         (("replay", __file__), r"line 1: not JSON"),
         (("traces", "show", "chess"), "no public trace is called 'chess'; there are: conversation"),
         (("traces", "make", "chess", "--out", "x"), "no workload is called 'chess'"),
-        (("traces", "make", "chat", "--requests", "0", "--out", "x"), "requests must be at least 1"),
+        (("traces", "make", "chat", "--requests", "0", "--out", "x"), "requests must be from 1 to 4000000"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_line(arguments: tuple[str, ...], problem: str) -> None:

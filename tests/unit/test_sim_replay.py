@@ -10,10 +10,12 @@ from random import Random
 import pytest
 
 from prefixmesh.errors import ConfigError
-from prefixmesh.sim.replay import CEILINGS, POLICIES, ReplaySpec, replay
+from prefixmesh.ids import Fingerprint
+from prefixmesh.sim.replay import replay
 from prefixmesh.sim.replay_cache import BlockCache, Change
-from prefixmesh.sim.replay_figures import Percentiles
+from prefixmesh.sim.replay_figures import Objective, Percentiles
 from prefixmesh.sim.replay_profiles import PROFILES, read_profile
+from prefixmesh.sim.replay_spec import CEILINGS, POLICIES, ReplaySpec
 from prefixmesh.sim.timing import TimingModel
 from prefixmesh.sim.workload import Workload, WorkloadRequest
 from prefixmesh.sim.workload_file import read_workload
@@ -53,6 +55,72 @@ def test_every_policy_answers_every_request(policy: str) -> None:
 @pytest.mark.parametrize("policy", ["cost", "random", "match_gate"])
 def test_seed_is_a_run(policy: str) -> None:
     assert replay(chats(100), SMALL, policy) == replay(chats(100), SMALL, policy)
+
+
+def test_log_digest_is_of_every_request_and_not_of_this_machine() -> None:
+    one, again, other = (replay(chats(100), replace(SMALL, seed=seed), "random") for seed in (0, 0, 1))
+    assert one.log_digest == again.log_digest
+    assert one.log_digest != other.log_digest
+    assert len(one.log) == one.requests
+    assert replay(chats(100), SMALL, "cost").decision_us is not None
+    assert replay(chats(100), SMALL, "match_gate").decision_us is None
+
+
+def test_several_routers_of_ours_share_the_requests_and_each_view_is_the_caches() -> None:
+    """A view that differed would raise; what the others have sent is known late, so decisions are others."""
+    one, three = (replay(chats(150), replace(SMALL, routers=routers), "cost") for routers in (1, 3))
+    assert one.requests == three.requests
+    assert one.log_digest != three.log_digest
+    assert three.cached_share > 0.8 * one.cached_share
+
+
+def test_kinds_of_caches_differ_as_they_should() -> None:
+    """Blocks of 4 tokens, so that a table of 16 shares less than a tree, and routers know blocks of 64."""
+    workload = make_workload("chat", Random(0).random, requests=150, block_size=4)
+    radix, table, off = (
+        replay(workload, replace(SMALL, cache=cache), "cost") for cache in ("radix", "hash", "off")
+    )
+    assert off.cached_share == 0.0
+    assert 0.1 < table.cached_share < radix.cached_share
+    assert off.ttft_ms.p99 > radix.ttft_ms.p99
+
+
+def test_answers_that_run_take_room_and_who_has_none_waits() -> None:
+    """Three requests of 80 tokens with their answers, in a cache for two of them."""
+    requests = [
+        WorkloadRequest(arrival_ms=0, input_length=40, output_length=41, block_ids=(n, n + 1, n + 2, n + 3))
+        for n in (10, 20, 30)
+    ]
+    workload = Workload(name="three", block_size=10, requests=requests)
+    fits, waits = (
+        replay(workload, ReplaySpec(workers=1, device_tokens=tokens, timing=QUICK), "round_robin")
+        for tokens in (240, 160)
+    )
+    assert fits.ttft_ms.p99 == fits.ttft_ms.p50
+    assert waits.ttft_ms.p99 > waits.ttft_ms.p50 + 40.0
+    few = ReplaySpec(workers=1, device_tokens=240, timing=QUICK, max_running=2)
+    assert replay(workload, few, "round_robin").ttft_ms == waits.ttft_ms
+
+
+def test_goodput_counts_whoever_met_the_objective() -> None:
+    workload = in_a_row([(1,), (1, 2, 3, 4, 5, 6, 7, 8), (1,)])
+    timing = TimingModel(step_ms=1.0, prefill_ms_per_token=1.0)
+    spec = ReplaySpec(workers=1, timing=timing, objective=Objective(ttft_ms=20.0))
+    figures = replay(workload, spec, "round_robin")
+    assert figures.goodput_share == 2 / 3
+    assert figures.goodput_per_s == pytest.approx(2 / figures.lasted_s)
+    chat = replay(chats(60), replace(SMALL, objective=Objective(token_ms=1.1)), "cost")
+    assert 0.0 < chat.goodput_share < 1.0
+    assert replay(chats(60), SMALL, "cost").goodput_share == 1.0
+
+
+def test_closed_loop_keeps_so_many_conversations_under_way() -> None:
+    """Ten conversations of one request of a second each, two at a time."""
+    workload = in_a_row([(n,) for n in range(10)], every_ms=10**6)
+    timing = TimingModel(step_ms=0.0, prefill_ms_per_token=2000.0)
+    spec = ReplaySpec(workers=2, timing=timing, concurrency=2)
+    assert replay(workload, spec, "least_loaded").lasted_s == pytest.approx(100.0, abs=11.0)
+    assert replay(workload, replace(spec, concurrency=1), "least_loaded").lasted_s == pytest.approx(200.0)
 
 
 def test_ours_follows_caches_with_a_host_tier_too() -> None:
@@ -121,12 +189,13 @@ def test_answer_goes_on_from_whole_blocks_where_the_rest_of_its_prompt_has_a_nam
 ) -> None:
     """The rest's name is of other tokens than the block that the answer fills up."""
     used: list[tuple[int, ...]] = []
+    leave = BlockCache.leave
 
-    def use(_: BlockCache, names: Sequence[int]) -> list[Change]:
+    def leaving(cache: BlockCache, names: Sequence[int], locked: int) -> tuple[int, list[Change]]:
         used.append(tuple(names))
-        return []
+        return leave(cache, [Fingerprint(name) for name in names], locked)
 
-    monkeypatch.setattr(BlockCache, "use", use)
+    monkeypatch.setattr(BlockCache, "leave", leaving)
     request = WorkloadRequest(
         arrival_ms=0, input_length=100, output_length=40, block_ids=(1, 2), answer_ids=(3,)
     )
@@ -162,9 +231,9 @@ def test_progress_is_told_now_and_then() -> None:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"workers": 0}, "workers must be at least 1, got 0"),
-        ({"device_tokens": 0}, "device_tokens must be at least 1"),
-        ({"host_tokens": -1}, "host_tokens must be from 0 on"),
+        ({"workers": 0}, "workers must be from 1 to 4096, got 0"),
+        ({"device_tokens": 0}, "device_tokens must be from 1"),
+        ({"host_tokens": -1}, "host_tokens must be from 0 to"),
         ({"speed": 0.0}, "speed must be a number above 0"),
         ({"speed": float("nan")}, "speed must be a number above 0"),
         ({"speed": float("inf")}, "speed must be a number above 0"),
@@ -182,7 +251,8 @@ def test_policy_that_is_none_and_a_cache_too_small_for_a_request_are_refused() -
         replay(chats(), SMALL, "best")
     largest = max(one.input_length + one.output_length for one in chats().requests)
     with pytest.raises(
-        ConfigError, match=f"must hold the largest request, {largest} tokens, got {largest - 1}"
+        ConfigError,
+        match=f"must hold the largest request, {largest} tokens in blocks of 64, got {largest - 1}",
     ):
         replay(chats(), ReplaySpec(device_tokens=largest - 1), "cost")
 

@@ -187,3 +187,41 @@ def test_work_is_that_of_all_that_was_sent() -> None:
     scene.run()
     assert scene.worker.work_ms == pytest.approx(101 * 0.1 + 2 * 5 * 1.0)
     assert scene.worker.prompt_tokens == 200
+
+
+def test_short_prompts_share_a_step_as_far_as_a_chunk_goes() -> None:
+    scene = Scene()
+    jobs = [scene.ask([n, n + 1, n + 2, n + 3]) for n in (10, 20, 30)]
+    scene.run()
+    # The first came to an idle worker; of the next two 80 tokens go into one step.
+    assert [waited_ms(job) for job in jobs] == pytest.approx([9.0, 22.0, 22.0])
+
+
+def test_prompt_is_cut_where_the_chunk_ends_and_goes_on_in_the_next_step() -> None:
+    scene = Scene()
+    scene.ask([1])
+    first, second = scene.ask(range(10, 17)), scene.ask(range(20, 27))
+    scene.run()
+    assert waited_ms(first) == pytest.approx(6.0 + 15.0)
+    assert waited_ms(second) == pytest.approx(6.0 + 15.0 + 9.0)
+
+
+def test_who_comes_while_others_decode_begins_with_the_next_step() -> None:
+    scene = Scene()
+    decoding = scene.ask([1], output=100)
+    late: list[Job] = []
+    scene.sim.call_at(1e-3 * (6.0 + 2.5 * 6.0), lambda: late.append(scene.ask([2])))
+    scene.run()
+    (job,) = late
+    assert waited_ms(job) == pytest.approx(3.0 + 5.0 + 1.0 + 1.0)
+    assert 1e3 * (decoding.ended_at - decoding.first_token_at) == pytest.approx(99 * 6.0 + 1.0)
+
+
+def test_room_is_kept_for_all_of_an_answer_but_its_last_token() -> None:
+    scene = Scene(blocks=4)
+    first, second = scene.ask([1], output=21), scene.ask([2], output=1)
+    assert scene.worker.cache.used_blocks == 3
+    third = scene.ask([3], output=21)
+    scene.run()
+    assert first.first_token_at < second.first_token_at < first.ended_at < third.first_token_at
+    assert scene.worker.cache.used_blocks == 0

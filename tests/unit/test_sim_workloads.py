@@ -180,7 +180,7 @@ def test_blocks_do_not_care_where_pieces_end() -> None:
 def test_names_and_settings_that_are_none_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"no workload is called 'chess'; there are: customer-service, "):
         made("chess")
-    with pytest.raises(ConfigError, match="requests must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="requests must be from 1 to 4000000, got 0"):
         made("chat", requests=0)
     with pytest.raises(ConfigError, match="block_size must be from 1 to 65536, got 70000"):
         made("chat", block_size=70_000)

@@ -1,10 +1,11 @@
 """The workloads by name. Pure."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from prefixmesh.errors import ConfigError
-from prefixmesh.sim.workload import Workload
+from prefixmesh.sim.workload import MAX_REQUESTS, Workload
 from prefixmesh.sim.workloads.adversarial import AllUnique, Bursts, HotPrefix
 from prefixmesh.sim.workloads.agents import Agents
 from prefixmesh.sim.workloads.branching import Fork, TreeOfThought
@@ -49,6 +50,8 @@ def make_workload(name: str, random: Callable[[], float], **settings: Any) -> Wo
     if generator is None:
         raise ConfigError(f"no workload is called {name!r}; there are: {', '.join(GENERATORS)}")
     for field, value in settings.items():
-        if value < 1:
-            raise ConfigError(f"{field} must be at least 1, got {value}")
+        most = MAX_REQUESTS if field == "requests" else math.inf
+        if not 1 <= value <= most:
+            limit = f"from 1 to {most}" if math.isfinite(most) else "at least 1"
+            raise ConfigError(f"{field} must be {limit}, got {value}")
     return generator(**settings).make(Draws(random))

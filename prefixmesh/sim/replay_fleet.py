@@ -1,0 +1,170 @@
+"""The workers, the router and the requests of one replay, while it runs."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+import xxhash
+
+from prefixmesh.config import RoutingPolicy
+from prefixmesh.errors import InvariantError
+from prefixmesh.ids import Fingerprint
+from prefixmesh.router.policy import PICKS, PolicyConfig
+from prefixmesh.sim.kernel import Simulation
+from prefixmesh.sim.replay_arrivals import Arrivals
+from prefixmesh.sim.replay_cache import BlockCache, Change, unit_blocks
+from prefixmesh.sim.replay_core import CoreRouter, SeveralRouters
+from prefixmesh.sim.replay_log import ReplayLog
+from prefixmesh.sim.replay_routers import ReplayRouter, RuleRouter
+from prefixmesh.sim.replay_spec import CEILINGS, ReplaySpec
+from prefixmesh.sim.replay_worker import Job, ReplayWorker
+from prefixmesh.sim.rivals.backlog import backlog
+from prefixmesh.sim.rivals.catalogue import RULES
+from prefixmesh.sim.workload import Workload, WorkloadRequest
+
+ROUTED_BLOCK_TOKENS: Final = 64
+"""Routers know blocks of so many tokens, as the real ones do, or those of a workload with larger ones."""
+
+_OURS: Final[Mapping[str, RoutingPolicy]] = {name: name for name in PICKS}
+_BOUNDLESS_BLOCKS: Final = 1 << 40
+
+
+class Fleet:
+    """One run. Its log has every request that has ended."""
+
+    def __init__(self, workload: Workload, spec: ReplaySpec, policy: str) -> None:
+        self._sim = Simulation(spec.seed)
+        self._spec = spec
+        self._requests = workload.requests
+        self._block_size = block_size = workload.block_size
+        # Larger blocks of routers are so many of the workload's where they are whole ones of those.
+        whole = ROUTED_BLOCK_TOKENS % block_size == 0
+        self._routed_every = ROUTED_BLOCK_TOKENS // block_size if whole else 1
+        self._unit = unit_blocks(spec.cache, block_size)
+        self._jobs: dict[int, Job] = {}
+        self.log = ReplayLog()
+        self.workers = self._make_workers(policy)
+        self._router = self._make_router(policy)
+        self._arrivals = Arrivals(
+            self._sim, self._requests, self._arrive, speed=spec.speed, concurrency=spec.concurrency
+        )
+
+    @property
+    def decisions_s(self) -> "list[float] | None":
+        """What each decision of our router's core took of this machine's time; None where a rule decides."""
+        return self._router.decisions_s()
+
+    def run(self, progress: Callable[[int], None] | None) -> None:
+        """Until every request has its end. ``progress`` is told of so many ends, some hundred times."""
+        told, total, log = 0, len(self._requests), self.log
+        while len(log) < total:
+            if not self._sim.step():
+                raise InvariantError(f"{total - len(log)} requests wait and nothing is to come")
+            if progress is not None and len(log) >= told + total // 100:
+                told = len(log)
+                progress(told)
+
+    # What happens (``Listener``).
+
+    def begun(self, job: Job) -> None:
+        """See ``Listener.begun``."""
+        self._router.begun(job)
+
+    def first_token(self, job: Job) -> None:
+        """See ``Listener.first_token``."""
+        self._router.first_token(job)
+
+    def ended(self, job: Job) -> None:
+        """See ``Listener.ended``."""
+        self._router.ended(job)
+        self.log.note(job)
+        self._arrivals.ended(job.number)
+
+    def changed(self, worker: int, changes: Sequence[Change]) -> None:
+        """See ``Listener.changed``."""
+        self._router.changed(worker, changes)
+
+    # How it is made.
+
+    def _arrive(self, number: int) -> None:
+        job = self._make_job(number, self._requests[number])
+        job.arrived_at = self._sim.now
+        job.worker = self._router.route(job)
+        self.workers[job.worker].take(job)
+
+    def _make_job(self, number: int, request: WorkloadRequest) -> Job:
+        """With names for its blocks that are those of whole prefixes, whatever the workload's ids are. Its answer leaves the blocks that it
+        fills but for its last token, whose KV nobody has computed."""
+        whole = request.input_length // self._block_size
+        names = chained(request.block_ids if self._unit == 1 else request.block_ids[:whole], None)
+        if not request.answer_ids:
+            return Job(number, request, names, ())
+        answer = chained(request.answer_ids, names[whole - 1] if whole else None)
+        left = (request.input_length + request.output_length - 1) // self._block_size
+        return Job(number, request, names, [*names[:whole], *answer][:left])
+
+    def _make_workers(self, policy: str) -> list[ReplayWorker]:
+        spec, is_ceiling = self._spec, policy in CEILINGS
+        caches: Iterable[BlockCache]
+        if policy == "one_infinite_cache":
+            caches = [BlockCache(_BOUNDLESS_BLOCKS)] * spec.workers
+        elif is_ceiling:
+            caches = [self._make_cache(spec.workers)] * spec.workers
+        else:
+            caches = (self._make_cache(1) for _ in range(spec.workers))
+        return [
+            ReplayWorker(
+                self._sim,
+                place,
+                cache,
+                spec.timing,
+                self,
+                block_size=self._block_size,
+                chunk_tokens=spec.chunk_tokens,
+                max_running=spec.max_running,
+                at_once=is_ceiling or spec.at_once,
+            )
+            for place, cache in enumerate(caches)
+        ]
+
+    def _make_cache(self, workers: int) -> BlockCache:
+        spec, size = self._spec, self._block_size
+        return BlockCache(
+            workers * spec.device_tokens // size,
+            workers * spec.host_tokens // size,
+            kind=spec.cache,
+            unit=self._unit,
+            told_every=self._routed_every,
+        )
+
+    def _make_router(self, policy: str) -> ReplayRouter:
+        spec = self._spec
+        if policy in CEILINGS or policy in RULES:
+            rng = self._sim.fork_rng("router")
+            return RuleRouter(RULES.get(policy, backlog), self.workers, rng, self._block_size)
+        # Nobody is refused: what is refused is not compared. Nobody is new: all begin together.
+        config = PolicyConfig(
+            policy=_OURS[policy], spill_weight=spec.spill_weight, slow_start_s=0.0, max_wait_s=0.0
+        )
+        return SeveralRouters(
+            [
+                CoreRouter(
+                    self._sim,
+                    self.workers,
+                    config,
+                    self._sim.fork_rng(f"router-{number}" if number else "router"),
+                    block_size=self._block_size * self._routed_every,
+                    routed_every=self._routed_every,
+                    chunk_tokens=spec.chunk_tokens,
+                )
+                for number in range(spec.routers)
+            ]
+        )
+
+
+def chained(ids: Iterable[int], before: Fingerprint | None) -> list[Fingerprint]:
+    """A name for each block that stands for all before it too. O(blocks)."""
+    names = []
+    for one in ids:
+        before = Fingerprint(xxhash.xxh3_64_intdigest(b"%d/%d" % (-1 if before is None else before, one)))
+        names.append(before)
+    return names
