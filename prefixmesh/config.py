@@ -28,6 +28,12 @@ DEFAULT_SPILL_WEIGHT: Final = 1.85
 """λ of the router's cost (docs/router.md). From 1.8 to 1.9, 32 simultaneous requests with one new prefix of some 4,000 tokens settle on two
 workers, neither of which gets more than 60 %, whatever the shape of the prefill's curve."""
 
+DEFAULT_PIN_SHARE: Final = 0.3
+"""Most of a pool stays for what is not pinned."""
+
+DEFAULT_PIN_OWNER_SHARE: Final = 0.15
+"""Half of what all have: one owner cannot take it all, and two can."""
+
 DEFAULT_SLOW_START_S: Final = 10.0
 """How long a worker's life is young: it compiles, warms its memory and measures itself meanwhile."""
 
@@ -101,6 +107,12 @@ class EngineConfig:
     disk_cache_size: float = 10.0
     """Most GiB of files in ``disk_cache_dir``."""
 
+    pin_share: float = DEFAULT_PIN_SHARE
+    """Share of the KV pool, and of the host tier, that all pins together may have: the rest stays for what is not pinned. 0 allows no pins."""
+
+    pin_owner_share: float = DEFAULT_PIN_OWNER_SHARE
+    """The same for the pins of one owner."""
+
     max_running_requests: int = 64
     """Most requests computed together in one step."""
 
@@ -158,6 +170,9 @@ class EngineConfig:
             raise ConfigError(
                 f"max_total_tokens must hold at least one page of {size}, got {self.max_total_tokens}"
             )
+        for name in ("pin_share", "pin_owner_share"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"{name} must be a share from 0 to 1, got {getattr(self, name)}")
         self._check_tiers()
         self._check_adapters()
         for name in ("max_running_requests", "max_queued_requests", "max_resident_adapters"):

@@ -104,6 +104,10 @@ class CacheQuery:
         """Whether this request has still to be counted; asked first, it saves explaining what would be ignored."""
         return self._open
 
+    def leave_uncounted(self) -> None:
+        """Count nothing of this request: nobody has asked for it. O(1)."""
+        self._open = False
+
     def record(self, lookup: Lookup) -> bool:
         """Count ``lookup``, if this query has counted nothing yet; returns whether it did. O(1).
 

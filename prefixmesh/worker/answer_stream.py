@@ -7,18 +7,11 @@ answer, and the service aborts the request in the engine.
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from prefixmesh.errors import (
-    CancelledError,
-    DeadlineError,
-    InternalError,
-    InvalidRequestError,
-    OverloadedError,
-    PrefixmeshError,
-    QueueTimeoutError,
-)
+from prefixmesh.errors import InternalError, InvalidRequestError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.text.detokenizer import IncrementalDetokenizer
 from prefixmesh.tokens import pack
+from prefixmesh.worker.ended_errors import problem_of, refusal_of
 from prefixmesh.worker.engine_client import RequestEvent
 from prefixmesh.worker.messages import Admitted, Ended, Refused, TokenLogprobs, TokensOut
 
@@ -82,7 +75,7 @@ class AnswerStream:
             case Refused(field=field) if field == RESUMED_FIELD:
                 raise InvalidRequestError(self._resumed_field, event.problem)
             case Refused():
-                raise _refusal(event)
+                raise refusal_of(event)
 
     def _on_tokens(self, event: TokensOut) -> list[pb.Delta]:
         if self.stop_found:
@@ -97,7 +90,7 @@ class AnswerStream:
         return [self._delta(position, pack(used), certain.text, event.logprobs[: len(used)])]
 
     def _on_ended(self, event: Ended) -> list[pb.Delta]:
-        problem = _problem(event)
+        problem = problem_of(event)
         if problem is not None and not (event.reason == "aborted" and self.stop_found and self.admitted):
             raise problem
         rest = self._detokenizer.finish()
@@ -115,26 +108,3 @@ class AnswerStream:
             for one in logprobs
         ]
         return pb.Delta(position=position, token_ids=packed, text=text, logprobs=told, branch=self._branch)
-
-
-def _problem(event: Ended) -> PrefixmeshError | None:
-    """The error that a request's end is to its caller; None for one that is an answer."""
-    match event.reason:
-        case "failed":
-            return InternalError(event.error or "the engine failed on this request")
-        case "no_room":
-            return OverloadedError(event.error or "the engine has no room for this request")
-        case "queue_timeout":
-            return QueueTimeoutError(event.error or "the request waited as long as its queue timeout allows")
-        case "too_late":
-            return DeadlineError("it waited so long that its answer could not have ended before its deadline")
-        case "aborted":
-            return CancelledError("the request was aborted")
-        case "stop" | "length":
-            return None
-
-
-def _refusal(event: Refused) -> PrefixmeshError:
-    if event.field:
-        return InvalidRequestError(event.field, event.problem)
-    return OverloadedError(event.problem, event.retry_after_s)

@@ -7,7 +7,7 @@ import asyncio
 import hmac
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE, FINGERPRINT_VERSION
@@ -29,7 +29,12 @@ from prefixmesh.worker.engine_stats import TierCounts
 from prefixmesh.worker.front_adapters import FrontAdapters
 from prefixmesh.worker.kv_copies.books import CopyBooks
 from prefixmesh.worker.messages import AdapterInfo, EngineInfo
+from prefixmesh.worker.pin_answers import encode_pins
+from prefixmesh.worker.prefix_calls import ask
+from prefixmesh.worker.prefix_messages import ListPins, UnpinPrefix
 from prefixmesh.worker.recent_stats import RecentStats
+from prefixmesh.worker.warm_order import check_pin_id, read_order
+from prefixmesh.worker.warming import Warming
 from prefixmesh.worker.worker_reports import host_pool_of
 
 TELLING_CACHES: Final = frozenset({"radix", "off"})
@@ -66,6 +71,7 @@ class WorkerControlService:
         watchers: CacheWatchers,
         drainer: Drainer,
         copies: CopyBooks,
+        warming: Warming,
     ) -> None:
         self._control_token = secret.control_token().encode()
         self._identity = identity
@@ -76,6 +82,7 @@ class WorkerControlService:
         self._watchers = watchers
         self._drainer = drainer
         self._copies = copies
+        self._warming = warming
 
     async def Describe(  # noqa: N802  the service's own name
         self, request: pb.DescribeRequest, context: AnyContext
@@ -161,6 +168,33 @@ class WorkerControlService:
         self._authenticate(context.invocation_metadata())
         await self._engine.flush()
         return pb.FlushResponse()
+
+    async def Warm(  # noqa: N802  the service's own name
+        self, request: pb.WarmRequest, context: AnyContext
+    ) -> pb.WarmResponse:
+        """Have a prefix cached, and pinned if that is asked for; or an adapter resident. Answers once it is so."""
+        self._authenticate(context.invocation_metadata())
+        order = read_order(request, self._info)
+        warmed = await self._warming.warm(order, context.time_remaining())
+        return pb.WarmResponse(**asdict(warmed))
+
+    async def Unpin(  # noqa: N802  the service's own name
+        self, request: pb.UnpinRequest, context: AnyContext
+    ) -> pb.UnpinResponse:
+        """Let go of a pin: what it alone kept may be evicted from now on."""
+        self._authenticate(context.invocation_metadata())
+        check_pin_id("pin_id", request.pin_id)
+        answer = await ask(
+            self._engine, lambda question: UnpinPrefix(question=question, pin_id=request.pin_id)
+        )
+        return pb.UnpinResponse(removed=bool(answer.pins))
+
+    async def ListPins(  # noqa: N802  the service's own name
+        self, request: pb.WorkerPinsRequest, context: AnyContext
+    ) -> pb.WorkerPinsResponse:
+        """All pins of this worker, and what they hold after the step that the engine is in."""
+        self._authenticate(context.invocation_metadata())
+        return encode_pins(await ask(self._engine, lambda question: ListPins(question=question)))
 
     async def Drain(  # noqa: N802  the service's own name
         self, request: pb.DrainRequest, context: AnyContext

@@ -9,6 +9,7 @@ from prefixmesh.adapter_names import split_adapter_setting
 from prefixmesh.cache.base import PrefixCache
 from prefixmesh.cache.factory import make_prefix_cache
 from prefixmesh.cache.pages import PageAllocator
+from prefixmesh.cache.pins import PinBudget
 from prefixmesh.cache.radix_cache import RadixCache, RadixOptions
 from prefixmesh.config import EngineConfig
 from prefixmesh.model_files.linear_sizes import LinearSizes
@@ -121,7 +122,14 @@ def cache_options(
     """What its cache has beside its pages; ``host`` are the host tier's. The other caches tell nothing of their blocks, and take no other
     options either."""
     if config.prefix_cache == "radix":
-        return RadixOptions(policy=config.eviction_policy, events=recorder, host=host)
+        budget = PinBudget(pool_share=config.pin_share, owner_share=config.pin_owner_share)
+        return RadixOptions(
+            policy=config.eviction_policy,
+            events=recorder,
+            host=host,
+            pin_budget=budget,
+            host_pin_budget=budget,
+        )
     return RadixOptions(policy=config.eviction_policy)
 
 

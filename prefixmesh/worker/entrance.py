@@ -80,9 +80,13 @@ class Entrance:
         """What happened, the scheduler's events among it. Who has ended gives its adapter back, which lets others go on."""
         events: list[Event] = []
         while True:
+            resident: list[Event] = []
             for waiting in self.adapters.take_ready():
-                self._scheduler.submit(*waiting)
-            told = self._scheduler.take_events() + self.adapters.take_events()
+                if waiting.command.tokens:
+                    self._scheduler.submit(*waiting)
+                else:  # it is there, and nothing else was wanted
+                    resident.append(_never_began(waiting.command.request_id, "length"))
+            told = resident + self._scheduler.take_events() + self.adapters.take_events()
             if not told:
                 return events
             events += told

@@ -59,6 +59,10 @@ class FrontAdapters:
             raise unknown_adapter(name)
         return self._by_name[name].digest
 
+    def has_content(self, digest: str) -> bool:
+        """Whether some name means this content. O(names)."""
+        return any(adapter.digest == digest for adapter in self._by_name.values())
+
     def check(self, name: str, digest: str) -> None:
         """Raise AdapterChangedError unless ``name`` means the content that a router has made the namespace with."""
         known = self._by_name.get(name)

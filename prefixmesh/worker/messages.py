@@ -157,6 +157,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Public prefixes that the prompt may live behind: the engine takes the one under which most of it is cached, or none
     (``cache.public.choose_key``)."""
 
+    is_warming: bool = False
+    """Nobody has asked for it: it makes a prefix warm, and counts nowhere as a request. Without tokens, its adapter alone is wanted."""
+
     boundary_tokens: int = 0
     tail: bytes = b""
     """Of a request of the worker's own, whose ``namespace`` is a public one: where that ends, and the namespace behind it, as of a

@@ -111,6 +111,20 @@ _OPTIONS = (
         help="Most GiB of files in --disk-cache-dir, of each worker.",
     ),
     click.option(
+        "--pin-share",
+        type=float,
+        default=_DEFAULTS.pin_share,
+        show_default=True,
+        help="Share of the KV pool, and of the host tier, that all pins together may have.",
+    ),
+    click.option(
+        "--pin-owner-share",
+        type=float,
+        default=_DEFAULTS.pin_owner_share,
+        show_default=True,
+        help="The same for the pins of one owner.",
+    ),
+    click.option(
         "--max-running-requests",
         type=int,
         default=_DEFAULTS.max_running_requests,

@@ -28,6 +28,14 @@ class Wish(NamedTuple):
     owner: str
 
 
+class Added(NamedTuple):
+    """What an add came to."""
+
+    pin: "NamedPin"
+    made: bool
+    """Whether there was no such id before."""
+
+
 class NamedPin(NamedTuple):
     """One id and how its pin is now."""
 
@@ -67,7 +75,7 @@ class PinBook:
 
     def add(
         self, pin_id: str, key: RadixKey, owner: str, tier: Tier, now: float, ttl_s: float | None
-    ) -> NamedPin:
+    ) -> Added:
         """Pin the whole pages of ``key`` under this id, for ``ttl_s`` from now on or, with None, until it is removed; once more, and its
         end begins anew. O(length of the key + depth + ids of the same wish).
 
@@ -87,7 +95,7 @@ class PinBook:
         latest = max(others, default=-math.inf)
         table.add(wish.key, owner, now, ttl_s if end >= latest else _ttl(latest, now))
         self._enter(pin_id, wish, end)
-        return self._named(pin_id, wish)
+        return Added(self._named(pin_id, wish), known is None)
 
     def remove(self, pin_id: str, now: float) -> NamedPin | None:
         """Let go of an id, and of its pin where no other has it; how it was, None where there was no such id. O(depth + ids of the same

@@ -19,6 +19,7 @@ from prefixmesh.errors import (
 from prefixmesh.worker.engine_stats import PinCounts
 from prefixmesh.worker.pin_book import NamedPin, PinBook
 from prefixmesh.worker.prefix_messages import (
+    KvWritten,
     ListHotPrefixes,
     ListPins,
     PinInfo,
@@ -40,20 +41,17 @@ class PrefixDesk:
 
     def __init__(self, cache: PrefixCache | None = None) -> None:
         """Only a radix cache pins."""
-        self._pins = PinBook(cache.pins.together) if isinstance(cache, RadixCache) else None
-        self._device = cache.pins if isinstance(cache, RadixCache) else None
-        self._host = cache.host_pins if isinstance(cache, RadixCache) else None
+        self._cache = cache if isinstance(cache, RadixCache) else None
+        self._pins = None if self._cache is None else PinBook(self._cache.pins.together)
 
     def handle(self, command: PrefixCommand, now: float) -> PrefixAnswer:
         """Do what a command says, and answer it. What is refused has changed nothing."""
         try:
+            if self._pins is None or self._cache is None or isinstance(command, ListHotPrefixes):
+                raise UnsupportedError(_NO_RADIX)
             if isinstance(command, ReadKv | WriteKv):
-                raise UnsupportedError("this engine's KV is not copied")
-            if isinstance(command, ListHotPrefixes):
-                raise UnsupportedError(_NO_RADIX)
-            if self._pins is None or self._device is None:
-                raise UnsupportedError(_NO_RADIX)
-            return self._see_to(self._pins, self._device, command, now)
+                return _look(self._cache, command)
+            return self._see_to(self._pins, self._cache, command, now)
         except PrefixmeshError as error:
             return _refusal(command.question, error)
 
@@ -64,14 +62,14 @@ class PrefixDesk:
 
     def counts(self) -> PinCounts:
         """How many pins there are, and what they take. O(1)."""
-        if self._pins is None or self._device is None:
+        if self._pins is None or self._cache is None:
             return _NO_PINS
-        host = self._host
+        device, host = self._cache.pins, self._cache.host_pins
         return PinCounts(
             pins=len(self._pins),
-            pinned_pages=self._device.pinned_pages,
-            charged_pages=self._device.charged_pages,
-            budget_pages=self._device.budget.pages_in_all or 0,
+            pinned_pages=device.pinned_pages,
+            charged_pages=device.charged_pages,
+            budget_pages=device.budget.pages_in_all or 0,
             host_pinned_pages=0 if host is None else host.pinned_pages,
             host_charged_pages=0 if host is None else host.charged_pages,
             version=self._pins.version,
@@ -83,26 +81,40 @@ class PrefixDesk:
             self._pins.check_invariants()
 
     def _see_to(
-        self, book: PinBook, device: PinTable, command: PinPrefix | UnpinPrefix | ListPins, now: float
+        self, book: PinBook, cache: RadixCache, command: PinPrefix | UnpinPrefix | ListPins, now: float
     ) -> PrefixAnswer:
         named: list[NamedPin] = []
+        made = False
         match command:
             case PinPrefix():
                 ttl_s = command.ttl_s or None
                 key, tier = command.prefix.key(), _tier(command.tier)
-                named = [book.add(command.pin_id, key, command.owner, tier, now, ttl_s)]
+                added = book.add(command.pin_id, key, command.owner, tier, now, ttl_s)
+                named, made = [added.pin], added.made
             case UnpinPrefix():
                 removed = book.remove(command.pin_id, now)
                 named = [] if removed is None else [removed]
             case ListPins():
                 book.expire(now)
                 named = book.pins()
-        totals = _totals(device, book.version)
+        totals = _totals(cache, book.version)
         infos = tuple(_info(pin_id, status, now) for pin_id, status in named)
-        return PrefixAnswer(question=command.question, pins=infos, totals=totals)
+        return PrefixAnswer(question=command.question, pins=infos, made=made, totals=totals)
 
 
 _NO_PINS = PinCounts()
+
+
+def _look(cache: RadixCache, command: ReadKv | WriteKv) -> PrefixAnswer:
+    """How much of a prefix is here: all that can be asked of an engine whose KV is not copied."""
+    if isinstance(command, ReadKv) or command.kv:
+        raise UnsupportedError("this engine's KV is not copied")
+    key = command.prefix.key()
+    if not cache.can_hold(key):
+        raise InvalidRequestError("boundary_tokens", "is not at whole pages and blocks here")
+    found = cache.peek_tiers(key)
+    written = KvWritten(held_tokens=found.device, host_tokens=found.host)
+    return PrefixAnswer(question=command.question, written=written)
 
 
 def _tier(number: int) -> Tier:
@@ -112,15 +124,24 @@ def _tier(number: int) -> Tier:
         raise InvalidRequestError("tier", f"must be one of {[tier.value for tier in Tier]}") from None
 
 
-def _totals(device: PinTable, version: int) -> PinTotals:
-    budget = device.budget
-    in_all = budget.pages_in_all or 0
+def _totals(cache: RadixCache, version: int) -> PinTotals:
+    in_all, per_owner = _bounds(cache.pins)
+    host_in_all, host_per_owner = (0, 0) if cache.host_pins is None else _bounds(cache.host_pins)
     return PinTotals(
-        charged_pages=device.charged_pages,
+        charged_pages=cache.pins.charged_pages,
         budget_pages=in_all,
-        owner_budget_pages=in_all if budget.pages_per_owner is None else budget.pages_per_owner,
+        owner_budget_pages=per_owner,
         version=version,
+        host_budget_pages=host_in_all,
+        host_owner_budget_pages=host_per_owner,
     )
+
+
+def _bounds(pins: PinTable) -> tuple[int, int]:
+    """Most pages of all pins of a tier, and of one owner's."""
+    in_all = pins.budget.pages_in_all or 0
+    per_owner = pins.budget.pages_per_owner
+    return in_all, in_all if per_owner is None else min(in_all, per_owner)
 
 
 def _info(pin_id: str, status: PinStatus, now: float) -> PinInfo:

@@ -99,12 +99,14 @@ class PinInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PinTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """What all pins of the device take, and may."""
+    """What all pins of the device take, and may; and what those of the host may, 0 without one."""
 
     charged_pages: int
     budget_pages: int
     owner_budget_pages: int
     version: int
+    host_budget_pages: int = 0
+    host_owner_budget_pages: int = 0
 
 
 class KvRead(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +152,9 @@ class PrefixAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     problem: str = ""
     pins: tuple[PinInfo, ...] = ()
     """The pin that was made; all of them for a list; none after an unpin of one that was not there."""
+
+    made: bool = False
+    """Of a ``PinPrefix``: there was no pin of this id before."""
 
     totals: PinTotals | None = None
     hot: tuple[HotPrefixInfo, ...] = ()

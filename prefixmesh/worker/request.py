@@ -175,6 +175,9 @@ class Request:
         ids = np.empty(total, dtype=np.int32)
         ids[: len(prompt)] = prompt
         resumed = tokens.unpack(command.resumed)
+        query = ledger.open_query(namespace)
+        if command.is_warming:
+            query.leave_uncounted()
         length = len(prompt) + len(resumed)
         ids[len(prompt) : length] = resumed
         stop_ids = frozenset(command.sampling.stop_token_ids)
@@ -187,7 +190,7 @@ class Request:
             owner=command.owner,
             adapter=command.adapter,
             priority=command.priority,
-            query=ledger.open_query(namespace),
+            query=query,
             sampling=command.sampling,
             stop_ids=stop_ids,
             changes_logits=command.sampling.changes_logits,

@@ -53,9 +53,7 @@ class RunningCalls:
         Raises UnavailableError once ``close`` was called and while drained, OverloadedError when there are too few places,
         InvalidRequestError when there can never be enough, UsedTicketError when a call with this id is running: a ticket was sent twice.
         """
-        refusal = self._refusal or self._drain
-        if refusal is not None:
-            raise UnavailableError(refusal)
+        self.check_open()
         if request_id in self._places:
             raise UsedTicketError("this ticket is in use already")
         if branches > 1:
@@ -72,6 +70,12 @@ class RunningCalls:
             del self._places[request_id]
             if not self._places:
                 self._idle.set()
+
+    def check_open(self) -> None:
+        """Raise UnavailableError once ``close`` was called and while drained. O(1)."""
+        refusal = self._refusal or self._drain
+        if refusal is not None:
+            raise UnavailableError(refusal)
 
     def branches_of(self, request_id: RequestId, tenant: TenantId) -> int:
         """How many branches the call of this id has, when it is running and this tenant's; else 0. O(1)."""

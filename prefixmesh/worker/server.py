@@ -42,6 +42,7 @@ from prefixmesh.worker.metrics import METRICS_HOST, METRICS_PATH, WorkerMetrics
 from prefixmesh.worker.recent_stats import RecentStats
 from prefixmesh.worker.running_calls import RunningCalls
 from prefixmesh.worker.service import InferenceService
+from prefixmesh.worker.warming import Warming
 
 _log = logging.getLogger(__name__)
 
@@ -126,6 +127,7 @@ class WorkerServer:
         self._engine.watch_cache(self._watchers.on_changes)
         self._server: grpc.aio.Server | None = None
         self._inference: InferenceService | None = None
+        self._warming: Warming | None = None
         self._watching: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._failure: PrefixmeshError | None = None
@@ -222,6 +224,7 @@ class WorkerServer:
             ),
             tokenizer=text.tokenizer,
         )
+        self._warming = Warming(engine=self._engine, adapters=adapters, calls=self._calls)
         identity = WorkerIdentity(
             worker_id=config.worker_id,
             incarnation=self._incarnation,
@@ -238,6 +241,7 @@ class WorkerServer:
             watchers=self._watchers,
             drainer=self._drainer,
             copies=self._copies,
+            warming=self._warming,
         )
         server = make_server()
         add_service(server, INFERENCE, CountedInference(self._inference, self._metrics.calls))

@@ -15,12 +15,14 @@ from prefixmesh.tokens import pack
 from prefixmesh.worker import pin_book
 from prefixmesh.worker.prefix_desk import PrefixDesk
 from prefixmesh.worker.prefix_messages import (
+    KvWritten,
     ListPins,
     PinPrefix,
     PrefixAnswer,
     PrefixName,
     ReadKv,
     UnpinPrefix,
+    WriteKv,
 )
 from tests.support.cache_kit import NS_A, insert_prompt
 
@@ -247,3 +249,18 @@ def test_the_version_rises_with_every_change_and_rests_without_one() -> None:
     assert rose(), "an id ended"
     bench.unpin("p")
     assert rose(), "the pin went"
+
+
+def test_how_much_is_here_may_be_asked_where_no_kv_is_copied() -> None:
+    bench = Desk()
+    insert_prompt(bench.cache, bench.allocator, [1, 2, 3])
+    prefix = PrefixName(NS_A, pack(PROMPT))
+    answer = bench.desk.handle(WriteKv(question=3, prefix=prefix, start_tokens=0), bench.now)
+    assert answer == PrefixAnswer(question=3, written=KvWritten(held_tokens=3))
+    answer = bench.desk.handle(WriteKv(question=3, prefix=prefix, start_tokens=0, kv=b"1"), bench.now)
+    assert answer.error == "unsupported"
+
+
+def test_a_pin_says_whether_it_is_new() -> None:
+    bench = Desk()
+    assert [bench.pin().made, bench.pin().made, bench.pin("other").made] == [True, False, True]

@@ -45,6 +45,8 @@ def test_every_field_has_its_flag() -> None:
         hicache_write_policy="write_through_selective",
         disk_cache_dir="tiers",
         disk_cache_size=3.0,
+        pin_share=0.5,
+        pin_owner_share=0.25,
         mem_fraction_static=0.25,
         max_total_tokens=4096,
         max_running_requests=3,
@@ -100,6 +102,13 @@ def test_tiers_that_cannot_be_are_refused_at_once(flags: list[str], problem: str
     """Before anything is loaded, by the setting's name."""
     with pytest.raises(ConfigError, match=problem):
         parse(*flags)
+
+
+@pytest.mark.parametrize("value", ["-0.1", "1.1", "nan"])
+@pytest.mark.parametrize("name", ["pin_share", "pin_owner_share"])
+def test_shares_that_cannot_be_are_refused_at_once(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be a share from 0 to 1"):
+        parse(f"--{name.replace('_', '-')}", value)
 
 
 def test_only_the_radix_cache_has_another_eviction_policy() -> None:
