@@ -8,7 +8,7 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from prefixmesh.adapter_names import NAME_RULE, split_adapter_setting
 from prefixmesh.cache.namespace import Isolation
@@ -20,6 +20,7 @@ SchedulePolicy = Literal["lpm", "fcfs", "priority"]
 HostWritePolicy = Literal["write_through", "write_through_selective"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 AttentionBackendName = Literal["auto", "torch", "flashinfer"]
+OnOff = Literal["on", "off"]
 RoutingPolicy = Literal[
     "cost", "round_robin", "random", "least_loaded", "power_of_two", "longest_match", "prefix_hash"
 ]
@@ -39,6 +40,12 @@ DEFAULT_SLOW_START_S: Final = 10.0
 
 DEFAULT_MAX_WAIT_S: Final = 300.0
 """Longer than anybody waits before a screen. A batch job without a deadline is better told to come back than kept in a queue for longer."""
+
+DEFAULT_HEAT_MAX_PREFIXES: Final = 32
+"""More than that are rarely hotter than a worker can serve: an application has a few system prompts."""
+
+DEFAULT_HEAT_MAX_TOKENS: Final = 262_144
+"""Thirty-two system prompts of 8,192 tokens. Workers keep to their own budgets for pins besides."""
 
 DEFAULT_STREAM_IDLE_S: Final = 60.0
 """A worker that is well needs milliseconds from token to token, and some seconds where a request was preempted."""
@@ -283,6 +290,18 @@ class RouterConfig:
     """A worker that says nothing for so long after an answer's first token has lost it: it is aborted there and goes on elsewhere; 0 waits
     for as long as the caller does. Before the first token a worker may be silent."""
 
+    heat: OnOff = "on"
+    """Whether prefixes and adapters that are asked for more than their holders can serve are replicated, for as long as they are."""
+
+    heat_max_replicas: int = 0
+    """Most workers that one of them is replicated to; 0: all, where it is that hot."""
+
+    heat_max_prefixes: int = DEFAULT_HEAT_MAX_PREFIXES
+    """Most hot prefixes at a time, and most hot adapters."""
+
+    heat_max_tokens: int = DEFAULT_HEAT_MAX_TOKENS
+    """Most tokens of all hot prefixes together."""
+
     block_size: int = 64
     """Tokens per block by which prompts are compared. Workers that name blocks of another size are refused."""
 
@@ -324,7 +343,18 @@ class RouterConfig:
         for name in ("max_wait_s", "stream_idle_timeout_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be seconds from 0 on, got {getattr(self, name)}")
-        for name in ("block_size", "max_tree_blocks", "answer_memory_bytes"):
+        if self.heat not in get_args(OnOff):
+            raise ConfigError(f"heat must be on or off, got {self.heat!r}")
+        if self.heat_max_replicas < 0:
+            raise ConfigError(f"heat_max_replicas must be 0 (all) or more, got {self.heat_max_replicas}")
+        counts = (
+            "block_size",
+            "max_tree_blocks",
+            "answer_memory_bytes",
+            "heat_max_prefixes",
+            "heat_max_tokens",
+        )
+        for name in counts:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 

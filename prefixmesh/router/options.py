@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar, get_args
 
 import click
 
-from prefixmesh.config import RouterConfig, RoutingPolicy
+from prefixmesh.config import OnOff, RouterConfig, RoutingPolicy
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _DEFAULTS: Final = RouterConfig(workers=("unused:1",))
@@ -58,6 +58,34 @@ _OPTIONS: Final = (
         help="Seconds of silence between tokens after which an answer goes on at another worker; 0 waits on.",
     ),
     click.option(
+        "--heat",
+        type=click.Choice(get_args(OnOff)),
+        default=_DEFAULTS.heat,
+        show_default=True,
+        help="Replicate prefixes and adapters that are asked for more than their holders can serve.",
+    ),
+    click.option(
+        "--heat-max-replicas",
+        type=int,
+        default=_DEFAULTS.heat_max_replicas,
+        show_default=True,
+        help="Most workers that one of them is replicated to; 0: all, where it is that hot.",
+    ),
+    click.option(
+        "--heat-max-prefixes",
+        type=int,
+        default=_DEFAULTS.heat_max_prefixes,
+        show_default=True,
+        help="Most hot prefixes at a time, and most hot adapters.",
+    ),
+    click.option(
+        "--heat-max-tokens",
+        type=int,
+        default=_DEFAULTS.heat_max_tokens,
+        show_default=True,
+        help="Most tokens of all hot prefixes together.",
+    ),
+    click.option(
         "--history",
         type=click.Path(dir_okay=False),
         help="Append what happens to each request to this file, for `prefixmesh history`.  [default: none]",
@@ -71,6 +99,10 @@ ROUTING_FIELDS: Final = (
     "slow_start_s",
     "max_wait_s",
     "stream_idle_timeout_s",
+    "heat",
+    "heat_max_replicas",
+    "heat_max_prefixes",
+    "heat_max_tokens",
     "history",
 )
 """The fields of ``RouterConfig`` that ``routing_options`` sets."""
