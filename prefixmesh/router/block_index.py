@@ -194,6 +194,14 @@ class BlockIndex:
         total.narrow(0, len(fingerprints))
         return Matches(device.falls, total.falls)
 
+    def leading_blocks(self, slot: int, tier: Tier, fingerprints: Sequence[Fingerprint]) -> int:
+        """How many leading blocks a slot holds on one tier. Changes nothing. O(blocks)."""
+        shards, masks = self._shards, self._sets.host if tier else self._sets.device
+        for depth, name in enumerate(fingerprints):
+            if not masks[shards[name >> SHARD_SHIFT].get(name, NOBODY)] >> slot & 1:
+                return depth
+        return len(fingerprints)
+
     def touch(self, fingerprints: Sequence[Fingerprint]) -> None:
         """A prompt has asked for these blocks, which must not change any more: they stay longer. O(1); the next sweep that is over the bound
         puts together what was asked for."""

@@ -200,13 +200,16 @@ class RouterServer:
         roster = self._roster = WorkerRoster(pool, store)
         pins = self._pins = FleetPins(
             core=core,
+            pool=pool,
             model=model,
             store=store,
+            public=self.public_prefixes,
             adapters=adapters,
             keys=self._keys,
             namespace_key=self._secret.namespace_key(),
             isolation=config.isolation,
             block_size=config.block_size,
+            router_id=self._router_id,
         )
         intake = Intake(
             registry=core.registry, model=model, adapters=adapters, preparer=preparer, running=self._running

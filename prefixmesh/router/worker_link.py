@@ -18,12 +18,13 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from prefixmesh.errors import DeadlineError, PrefixmeshError, UnavailableError
+from prefixmesh.fleet_control import ControlCall
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2_grpc
@@ -57,6 +58,8 @@ LONGEST_PAUSE_S: Final = 1.0
 
 END_BY_THEMSELVES_S: Final = 1.0
 """How long calls may go on to a worker that nobody can reach any more: far more than a busy router takes to read what has come."""
+
+_T = TypeVar("_T")
 
 GENERATE: Final = "/prefixmesh.v1.Inference/Generate"
 
@@ -132,6 +135,13 @@ class WorkerLink:
         self._core.unreachable(self.endpoint, why)
         self._on_news()
         self._suspected.set()
+
+    async def control(self, call: ControlCall[_T], timeout_s: float) -> _T:
+        """The answer to a control call. Raises the error that it ends with."""
+        try:
+            return await call(self._control, {"metadata": self._metadata, "timeout": timeout_s})
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
 
     async def describe(self, timeout_s: float | None = None) -> None:
         """Ask who is there. Raises the error that the call ends with."""

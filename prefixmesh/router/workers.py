@@ -78,6 +78,10 @@ class WorkerPool:
         """The link to a worker that a decision has just named."""
         return self._links[endpoint]
 
+    def find_link(self, endpoint: Endpoint) -> WorkerLink | None:
+        """The link to a worker; None when it is not followed."""
+        return self._links.get(endpoint)
+
     async def first_problem(self, endpoint: Endpoint, patience_s: float) -> str:
         """Why a worker is not sent requests, once that is no passing matter, or after ``patience_s``; empty when it is, or is not known."""
         with suppress(TimeoutError):

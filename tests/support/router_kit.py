@@ -124,11 +124,12 @@ async def running_router(
     model: RouterModel | None = None,
     wait: bool = True,
     secret: FleetSecret | None = None,
+    make_worker: type[FakeWorker] = FakeWorker,
     **settings: Any,
 ) -> AsyncIterator[Router]:
     """A router before ``count`` fake workers, which share ``script`` when it is given. Everything is gone afterwards."""
     secret = secret or fleet_secret.generate()
-    fakes = [await FakeWorker(secret, f"w{i}", script).start() for i in range(count)]
+    fakes = [await make_worker(secret, f"w{i}", script).start() for i in range(count)]
     addresses = tuple(fake.address for fake in fakes) or ("127.0.0.1:1",)
     server = RouterServer(
         RouterConfig(**({"workers": addresses, "model": MODEL} | settings)),

@@ -119,9 +119,17 @@ class PinRoster:
             if pin.wish is not None and not pin.record.is_over(unix_ms)
         ]
 
-    def public_versions(self) -> list[PinVersion]:
-        """What every tenant may match. O(public pins)."""
-        return [version for name in sorted(self._public) if (version := self._pins[name].version) is not None]
+    def public_versions(self, unix_ms: int) -> list[PinVersion]:
+        """What every tenant may match at this time of the store's clock. O(public pins)."""
+        pins = (self._pins[name] for name in sorted(self._public))
+        return [
+            pin.version
+            for pin in pins
+            if pin.version is not None
+            and not pin.record.is_over(unix_ms)
+            # Of a pin that has only now become public, what is still known is not.
+            and pin.version.namespace == self._prompts.namespace(pin.record.spec, pin.version.adapter_digest)
+        ]
 
     def unresolved(self) -> set[str]:
         """Keys of wishes that there are, and that this router cannot tell now: what workers hold of them is not to be touched. O(pins)."""

@@ -5,12 +5,12 @@ worker do anything: what becomes of a wish is ``pin_keeper``'s business.
 """
 
 import logging
-from collections.abc import Callable
 from typing import Final
 
 from prefixmesh.errors import BudgetError, UnavailableError, UnsupportedError
 from prefixmesh.proto.v1 import router_pb2 as pb
 from prefixmesh.router.adapter_finder import AdapterFinder
+from prefixmesh.router.pins.pin_keeper import PinKeeper
 from prefixmesh.router.pins.pin_prompts import PinPrompts
 from prefixmesh.router.pins.pin_roster import KnownPin, PinRoster
 from prefixmesh.router.pins.pin_rules import (
@@ -33,7 +33,6 @@ from prefixmesh.router.pins.records import (
     renewed,
 )
 from prefixmesh.router.pins.store_clock import StoreClock
-from prefixmesh.router.pins.wishes import WishStatus
 from prefixmesh.router.state_store import ABSENT, Entry, StateStore
 from prefixmesh.rpc.identity import ApiKeys, Caller, identify
 from prefixmesh.rpc.status import AnyContext
@@ -59,16 +58,15 @@ class PinService:
         store: StateStore,
         keys: ApiKeys | None,
         clock: StoreClock,
-        progress: Callable[[KnownPin], WishStatus | None],
+        keeper: PinKeeper,
     ) -> None:
-        """``progress`` tells how far a pin is; None where that is not known."""
         self._clock = clock
         self._roster = roster
         self._prompts = prompts
         self._adapters = adapters
         self._store = store
         self._keys = keys
-        self._progress = progress
+        self._keeper = keeper
 
     async def PutPin(  # noqa: N802  the service's own name
         self, message: pb.PutPinRequest, context: AnyContext
@@ -110,9 +108,14 @@ class PinService:
         self, message: pb.ListPinsRequest, context: AnyContext
     ) -> pb.ListPinsResponse:
         """An owner's pins, or everybody's, without their prompts."""
-        owner = listed_owner(self._caller(context), message.owner)
+        caller = self._caller(context)
+        owner = listed_owner(caller, message.owner)
         pins = [self._status(pin, with_prompt=False) for pin in self._roster.pins(owner)]
-        return pb.ListPinsResponse(pins=pins)
+        return pb.ListPinsResponse(
+            pins=pins,
+            acting=self._keeper.is_acting,
+            actions=self._keeper.actions.counts if caller.is_admin else {},
+        )
 
     async def RemovePin(  # noqa: N802  the service's own name
         self, message: pb.RemovePinRequest, context: AnyContext
@@ -141,7 +144,7 @@ class PinService:
                 raise BudgetError(f"{whose} {owned} pins, and {most} are the most")
 
     def _status(self, pin: KnownPin, *, with_prompt: bool) -> pb.PinStatus:
-        return status_of(pin, self._progress(pin), self._clock.unix_ms, with_prompt=with_prompt)
+        return status_of(pin, self._keeper.status(pin), self._clock.unix_ms, with_prompt=with_prompt)
 
 
 def _read(entry: Entry, unix_ms: int) -> PinRecord | None:

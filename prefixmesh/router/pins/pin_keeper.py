@@ -1,0 +1,197 @@
+"""The loop that sees to it that pins are as they are wished: it gathers what is seen, asks the controller, and has done what that orders.
+
+Every router runs it, so that each can tell how far a pin is; only the one that holds the lease has anything done. It runs some times a
+second, and at once when something has changed; it waits for nobody, and no request waits for it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from prefixmesh.errors import PrefixmeshError
+from prefixmesh.router.pins.acting_lease import ActingLease
+from prefixmesh.router.pins.config import PinControllerConfig
+from prefixmesh.router.pins.controller import PinController
+from prefixmesh.router.pins.pin_actions import PinActions
+from prefixmesh.router.pins.pin_roster import KnownPin, PinRoster
+from prefixmesh.router.pins.store_clock import StoreClock
+from prefixmesh.router.pins.wishes import Action, PinVersion, Wish, WishStatus, WorkerSeen
+from prefixmesh.router.pins.worker_pins import WorkerPins
+from prefixmesh.router.pins.workers_seen import Proofs, prove, seen_workers
+from prefixmesh.router.routing import RouterCore
+from prefixmesh.router.state_store import StateStore
+from prefixmesh.router.workers import WorkerPool
+
+_log = logging.getLogger(__name__)
+
+ROUND_S: Final = 0.25
+"""Between two rounds at most."""
+
+LEAST_GAP_S: Final = 0.02
+"""And at least: a thousand changes at once are one."""
+
+WISHES_AT_A_TIME: Final = 64
+"""Looked up in the index before others on the loop have their turn: a millisecond."""
+
+
+class HeatWishes(Protocol):
+    """Who wishes for prefixes because they are hot."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has measured for long enough to say what is not hot."""
+        ...
+
+    def wishes(self, now: float, workers: Sequence[WorkerSeen]) -> Sequence[Wish]:
+        """What is wished at ``now``, by the controller's clock."""
+        ...
+
+
+class PinKeeper:
+    """``start`` it once, ``close`` it at the end."""
+
+    def __init__(
+        self,
+        *,
+        core: RouterCore,
+        pool: WorkerPool,
+        roster: PinRoster,
+        store: StateStore,
+        clock: StoreClock,
+        router_id: str,
+        now: Callable[[], float],
+        block_size: int,
+        set_public: Callable[[Sequence[PinVersion], int], object],
+        heat: HeatWishes | None = None,
+        config: PinControllerConfig | None = None,
+    ) -> None:
+        """``now`` is the core's clock, and the controller's. ``set_public`` takes the public pins that there are, and the largest page size
+        of all workers, whenever either may have changed."""
+        self._core = core
+        self._roster = roster
+        self._store = store
+        self._clock = clock
+        self._now = now
+        self._block_size = block_size
+        self._set_public = set_public
+        self._heat = heat
+        self._config = config or PinControllerConfig(block_size=block_size)
+        self._changed = asyncio.Event()
+        self.controller = PinController(self._config)
+        self.actions = PinActions(pool, core.registry, self._config, now, self._note_end)
+        self._told = WorkerPins(core.registry, pool, self.wake)
+        self._lease = ActingLease(store, clock, router_id, self.wake)
+        self._was_acting = False
+        self._judged: frozenset[str] = frozenset()
+        """Pins, by their ids on workers, that the last round looked at."""
+
+        self._running: asyncio.Task[None] | None = None
+        self._removing: asyncio.Task[None] | None = None
+        self.workers: Sequence[WorkerSeen] = ()
+        """As they were seen in the last round."""
+
+    @property
+    def is_acting(self) -> bool:
+        """Whether this router is the one that has pins kept. O(1)."""
+        return self._lease.is_held
+
+    def wake(self) -> None:
+        """Something has changed: look at once."""
+        self._changed.set()
+
+    def start(self) -> None:
+        """Begin. Needs a running event loop."""
+        self._lease.start()
+        self._running = asyncio.create_task(self._run(), name="pin-keeper")
+
+    async def close(self) -> None:
+        """Act no more, and let another router do so."""
+        tasks = [task for task in (self._running, self._removing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.actions.close()
+        await self._told.close()
+        await self._lease.close()
+
+    def status(self, pin: KnownPin) -> WishStatus | None:
+        """How far a pin is, as of the last round; None where that has not looked at it yet. O(workers)."""
+        if pin.wish is None or pin.wish.pin_id not in self._judged:
+            return None
+        return self.controller.status(pin.wish)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._round()
+            except Exception:  # a bug of ours: what was ordered goes on, and the next round may find it well
+                _log.exception("pins_round_failed")
+            await asyncio.sleep(LEAST_GAP_S)
+            await self._until_changed(ROUND_S - LEAST_GAP_S)
+
+    async def _until_changed(self, patience_s: float) -> None:
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _round(self) -> None:
+        """See, decide, have done."""
+        self._changed.clear()
+        self._roster.review()
+        unix_ms = self._clock.unix_ms
+        self._tell_public(unix_ms)
+        self._told.refresh(self._now)
+        wishes = self._roster.wishes(unix_ms)
+        if self._heat is not None:
+            wishes.extend(self._heat.wishes(self._now(), self.workers))
+        proofs: Proofs = {}
+        for start in range(0, len(wishes), WISHES_AT_A_TIME):
+            prove(self._core.view, wishes[start : start + WISHES_AT_A_TIME], self._block_size, proofs)
+            await asyncio.sleep(0)
+        hidden = self._roster.unresolved()
+        self.workers = seen_workers(self._core.fleet, self._told.told, proofs, hidden)
+        self.actions.begin(self._decide(wishes))
+        self._remove_what_is_over(unix_ms)
+
+    def _decide(self, wishes: Sequence[Wish]) -> Sequence[Action]:
+        is_acting = self.is_acting
+        if is_acting != self._was_acting:
+            # Whoever acts anew goes by what it sees, and by nothing that was ordered in another term.
+            self.controller = PinController(self._config)
+            self._was_acting = is_acting
+        is_known = self._roster.is_settled
+        self._judged = frozenset(wish.pin_id for wish in wishes) if is_known else frozenset()
+        return self.controller.step(
+            self._now(),
+            wishes if is_known else None,
+            self.workers,
+            heat_is_known=self._heat is None or self._heat.is_known,
+            acts=is_acting,
+        )
+
+    def _note_end(self, action: Action, problem: str) -> None:
+        self.controller.ended(action.number, problem, self._now())
+        self._told.expect_change(action.endpoint)
+        self.wake()
+
+    def _tell_public(self, unix_ms: int) -> None:
+        sizes = (entry.facts.page_size for entry in self._core.registry if entry.facts is not None)
+        self._set_public(self._roster.public_versions(unix_ms), max(sizes, default=1))
+
+    def _remove_what_is_over(self, unix_ms: int) -> None:
+        over = self._roster.over(unix_ms)
+        if over and self.is_acting and (self._removing is None or self._removing.done()):
+            self._removing = asyncio.create_task(self._remove(over))
+
+    async def _remove(self, over: Sequence[KnownPin]) -> None:
+        """Forget pins that have ended by themselves, unless they are others by now."""
+        for pin in over:
+            try:
+                if await self._store.delete(pin.record.name.key, expect=pin.store_version):
+                    _log.info("pin_over owner=%r name=%r", *pin.record.name)
+                    self._roster.drop(pin)
+            except PrefixmeshError:
+                await asyncio.sleep(ROUND_S)  # the store is gone: nobody wishes for them all the same
