@@ -96,9 +96,17 @@ def remove(*, worker: str, **values: Any) -> None:
     metavar="SECONDS",
     help="Longest wait for running answers; 0 does not wait.",
 )
+@click.option(
+    "--hand-over",
+    type=Seconds(),
+    default=0.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest time for bringing its pinned and most used prefixes to other workers before that.",
+)
 @click.option("--undo", is_flag=True, help="Let a drained worker take requests again.")
 @connection_options
-def drain(*, worker: str, grace: float, undo: bool, **values: Any) -> None:
+def drain(*, worker: str, grace: float, hand_over: float, undo: bool, **values: Any) -> None:
     """Have a worker, named by HOST:PORT or by its id, take nothing new, and wait until what runs there has ended.
 
     Exit code 1 when requests were still running after the grace: they run on, and the worker stays drained.
@@ -106,9 +114,12 @@ def drain(*, worker: str, grace: float, undo: bool, **values: Any) -> None:
     from prefixmesh.proto.v1 import router_pb2 as pb
 
     grace_ms = 0 if undo else round(grace * _MS)
+    hand_over_ms = 0 if undo else round(hand_over * _MS)
     with open_router(values) as call:
-        request = pb.DrainWorkerRequest(address=worker, grace_ms=grace_ms, undo=undo)
-        answer = call("DrainWorker", request, more_time_s=grace_ms / _MS)
+        request = pb.DrainWorkerRequest(
+            address=worker, grace_ms=grace_ms, undo=undo, hand_over_ms=hand_over_ms
+        )
+        answer = call("DrainWorker", request, more_time_s=(grace_ms + hand_over_ms) / _MS)
     if undo:
         click.echo(f"{worker} takes requests again")
     elif not answer.running_requests:
