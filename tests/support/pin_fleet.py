@@ -62,6 +62,9 @@ class PinWorker:
     page_size: int = 2
     budget: int = 100
     owner_budget: int = 60
+    host_budget: int = 0
+    """Of its host tier, all of which one owner may have."""
+
     work_ms: float = 0.0
     usable: bool = True
     draining: bool = False
@@ -92,6 +95,8 @@ class PinWorker:
             kv_layout=self.layout,
             adapters=self.adapters,
             resident_adapters=self.resident,
+            host_budget_tokens=self.host_budget,
+            host_owner_budget_tokens=self.host_budget,
         )
 
     def perform(self, action: Action) -> None:
@@ -99,10 +104,13 @@ class PinWorker:
         if isinstance(action, Unpin):
             self.pins.pop(action.pin_id, None)
             return
-        wish = action.wish
-        if not wish.version.tokens:
-            self.resident |= {wish.version.adapter_digest}
-            return
+        if action.wish.version.tokens:
+            self.pin(action.wish)
+        else:
+            self.resident |= {action.wish.version.adapter_digest}
+
+    def pin(self, wish: Wish) -> None:
+        """It has and pins all of a version."""
         size = size_tokens(wish.version, self.page_size)
         self.cached[wish.pin_id] = size
         self.pins[wish.pin_id] = PinSeen(

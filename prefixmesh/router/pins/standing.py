@@ -31,7 +31,7 @@ class Standing:
     coming: list[Site] = field(default_factory=list)
     doubtful: list[Site] = field(default_factory=list)
     away: list[Site] = field(default_factory=list)
-    """Expected back: they may hold it."""
+    """Expected back, or to tell for the first time: they may hold it."""
 
     again: list[Site] = field(default_factory=list)
     """Of those that hold or come: a ``Warm`` is due, for what is missing or for a time that is to begin anew."""
@@ -63,7 +63,7 @@ class Standings:
         self._away_since = {
             name: self._away_since.get(name, now)
             for name, seen in workers.items()
-            if not seen.usable and not seen.draining
+            if not seen.draining and (not seen.usable or seen.budget_tokens == NOT_TOLD)
         }
         patience = self._config.patience_s
         self._expected = frozenset(n for n, since in self._away_since.items() if now - since < patience)
