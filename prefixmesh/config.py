@@ -114,6 +114,9 @@ class EngineConfig:
     disk_cache_size: float = 10.0
     """Most GiB of files in ``disk_cache_dir``."""
 
+    kv_copy_rate: float = 0.0
+    """Most MB of KV a second that it gives to other workers; 0 sets no bound."""
+
     pin_share: float = DEFAULT_PIN_SHARE
     """Share of the KV pool, and of the host tier, that all pins together may have: the rest stays for what is not pinned. 0 allows no pins."""
 
@@ -197,6 +200,8 @@ class EngineConfig:
         return bool(self.hicache_ratio or self.hicache_size)
 
     def _check_tiers(self) -> None:
+        if not 0.0 <= self.kv_copy_rate < math.inf:  # NaN is refused too
+            raise ConfigError(f"kv_copy_rate must be MB a second from 0 on, got {self.kv_copy_rate}")
         for name in ("hicache_ratio", "hicache_size"):
             if not 0.0 <= getattr(self, name) <= MOST_TIER_SIZE:
                 raise ConfigError(

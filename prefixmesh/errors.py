@@ -17,6 +17,7 @@
     ├── OverloadedError             RESOURCE_EXHAUSTED  yes, later
     │   └── QueueTimeoutError       RESOURCE_EXHAUSTED  yes, later: it waited as long as it may
     ├── BudgetError                 RESOURCE_EXHAUSTED  no: once something that counts against it is given up
+    ├── OtherKvError                FAILED_PRECONDITION no: another model, layout or life than was meant; ask another worker
     ├── AdapterChangedError         ABORTED             yes: the adapter was loaded anew or unloaded meanwhile
     ├── UnavailableError            UNAVAILABLE         yes: no worker is ready, or it died
     │   ├── StoppingError                               yes: elsewhere, or here once it is back
@@ -155,6 +156,13 @@ class BudgetError(PrefixmeshError):
 
     status = "RESOURCE_EXHAUSTED"
     reason = "OVER_BUDGET"
+
+
+class OtherKvError(PrefixmeshError):
+    """A worker was asked for KV that it has not and will not have: of another revision or layout, or of a life of it that is over."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "OTHER_KV"
 
 
 class AdapterChangedError(PrefixmeshError):

@@ -19,7 +19,7 @@ def printable(text: str) -> str:
 def summary_line(answer: "Answer") -> str:
     """``cached 1,152/1,204 prompt tokens, 1,024 of them on the host · 94 % of prefill saved · worker-1 · first token 85 ms``.
 
-    Of tiers below the device only those that had some are named. The saving is of all arithmetic; it is left out where there is none, or
+    Of tiers below the device, and of what another worker gave, only what had some is named. The saving is of all arithmetic; it is left out where there is none, or
     the server is too old to tell.
     """
     first = (
@@ -38,12 +38,13 @@ def summary_line(answer: "Answer") -> str:
 
 
 def _below(cached: "CachedTokens") -> str:
-    """What did not lie on the device; empty where all did."""
-    told = [
-        f"{tokens:,} of them on the {tier}"
-        for tier, tokens in (("host", cached.host), ("disk", cached.disk))
-        if tokens
-    ]
+    """What did not lie on the device before; empty where all did."""
+    places = (
+        ("on the host", cached.host),
+        ("on the disk", cached.disk),
+        ("copied from another worker", cached.peer),
+    )
+    told = [f"{tokens:,} of them {place}" for place, tokens in places if tokens]
     return "".join(f", {one}" for one in told)
 
 

@@ -9,7 +9,7 @@ FinishReason = Literal["stop", "length", "other"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedTokens:
-    """Prompt tokens whose KV was found, by the nearest tier that had it."""
+    """Prompt tokens whose KV was found, by the nearest tier that had it, or another worker."""
 
     device: int = 0
     host: int = 0
@@ -18,10 +18,13 @@ class CachedTokens:
     disk: int = 0
     """Read from the worker's disk."""
 
+    peer: int = 0
+    """Copied from another worker for this request."""
+
     @property
     def total(self) -> int:
-        """Tokens found on any tier."""
-        return self.device + self.host + self.disk
+        """Tokens found, wherever."""
+        return self.device + self.host + self.disk + self.peer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -198,7 +198,7 @@ def unpack_ids(packed: bytes) -> tuple[int, ...]:
 
 
 def _cached(message: pb.CachedTokens) -> CachedTokens:
-    return CachedTokens(device=message.device, host=message.host, disk=message.disk)
+    return CachedTokens(device=message.device, host=message.host, disk=message.disk, peer=message.peer)
 
 
 def _saved(message: pb.PrefillSavings) -> PrefillSavings:

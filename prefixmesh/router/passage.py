@@ -154,7 +154,7 @@ class Passage:
         if self._lived.started_s is None:
             self._lived.started_s = now
         tiers = started.cached_tokens
-        told = tiers.device + tiers.host + tiers.disk
+        told = tiers.device + tiers.host + tiers.disk + tiers.peer
         # One worker that miscounts must not spoil the sums of all its requests.
         most = placement.request.prompt_tokens + max(map(count, self.prepared.resumed))
         self.cached_tokens = min(max(0, told), most)

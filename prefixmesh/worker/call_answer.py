@@ -40,6 +40,10 @@ class AnswerHead:
     prepared_ms: float
     """Milliseconds from the call's arrival to its submission to the engine, which knows nothing of them."""
 
+    peer_begin: int = 0
+    peer_end: int = 0
+    """The prompt's tokens between them were copied from another worker for this call; to the engine they lie on its device."""
+
 
 class CallAnswer:
     """State of one call. Feed it every branch's events in their order, until ``finished``."""
@@ -90,7 +94,7 @@ class CallAnswer:
             worker_id=head.worker_id,
             model=head.model,
             prompt_tokens=head.prompt_tokens,
-            cached_tokens=_cached_tokens(met),
+            cached_tokens=_cached_tokens(met, head),
             namespace_digest=short_digest(head.namespace),
             seed=head.seed,
             adapter_digest=head.adapter_digest,
@@ -103,7 +107,7 @@ class CallAnswer:
         saved = prefill_savings(head.prompt_tokens, met.cached_tokens, head.prefill_shape)
         usage = pb.Usage(
             prompt_tokens=head.prompt_tokens,
-            cached_tokens=_cached_tokens(met),
+            cached_tokens=_cached_tokens(met, head),
             completion_tokens=self.completion_tokens,
             resumed_tokens=head.resumed_tokens,
             retokenized_tokens=head.retokenized_tokens,
@@ -129,10 +133,12 @@ class CallAnswer:
         )
 
 
-def _cached_tokens(met: Admitted) -> pb.CachedTokens:
-    """What was found, by tier: each token on the nearest that had it."""
+def _cached_tokens(met: Admitted, head: AnswerHead) -> pb.CachedTokens:
+    """What was found, by tier: each token on the nearest that had it before the call came. What was copied for it, and evicted again before
+    it was admitted, is none of it."""
     device = met.cached_tokens - met.host_tokens - met.disk_tokens
-    return pb.CachedTokens(device=device, host=met.host_tokens, disk=met.disk_tokens)
+    peer = max(0, min(head.peer_end, device) - head.peer_begin)
+    return pb.CachedTokens(device=device - peer, host=met.host_tokens, disk=met.disk_tokens, peer=peer)
 
 
 def _branch_ended(branch: int, answer: AnswerStream) -> pb.GenerateResponse:

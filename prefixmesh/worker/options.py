@@ -125,6 +125,13 @@ _OPTIONS = (
         help="The same for the pins of one owner.",
     ),
     click.option(
+        "--kv-copy-rate",
+        type=float,
+        default=_DEFAULTS.kv_copy_rate,
+        show_default=True,
+        help="Most MB of KV a second that it gives to other workers; 0 sets no bound.",
+    ),
+    click.option(
         "--max-running-requests",
         type=int,
         default=_DEFAULTS.max_running_requests,

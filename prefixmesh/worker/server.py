@@ -37,9 +37,13 @@ from prefixmesh.worker.engine_client import EngineClient
 from prefixmesh.worker.front_adapters import FrontAdapters
 from prefixmesh.worker.front_load import FrontLoad
 from prefixmesh.worker.kv_copies.books import CopyBooks
+from prefixmesh.worker.kv_copies.copier import KvCopier
+from prefixmesh.worker.kv_copies.grpc_transport import GrpcTransport
 from prefixmesh.worker.messages import EngineInfo
 from prefixmesh.worker.metrics import METRICS_HOST, METRICS_PATH, WorkerMetrics
+from prefixmesh.worker.read_prefix import ReadPrefixService
 from prefixmesh.worker.recent_stats import RecentStats
+from prefixmesh.worker.request_copies import RequestCopies
 from prefixmesh.worker.running_calls import RunningCalls
 from prefixmesh.worker.service import InferenceService
 from prefixmesh.worker.warming import Warming
@@ -48,6 +52,8 @@ _log = logging.getLogger(__name__)
 
 ANSWER_MEMORY_BYTES: Final = 16 * 2**20
 """Recent answers whose ids a worker remembers for chats that come to it directly; behind a router, the router does."""
+
+_BYTES_PER_MB: Final = 1e6
 
 FAREWELL_S: Final = 0.5
 """How long calls that have been ended may take to tell their callers so."""
@@ -117,6 +123,7 @@ class WorkerServer:
         )
         self._drainer = Drainer(self._calls, "this worker", self._tell_drain)
         self._copies = CopyBooks()
+        self._copier: KvCopier | None = None
         self._watchers = make_watchers(
             self._stats,
             lambda: Epoch(secrets.randbits(64)),
@@ -207,6 +214,14 @@ class WorkerServer:
             tickets_only=config.tickets_only or not is_loopback(config.host),
         )
         adapters = FrontAdapters(self._engine, info.adapters)
+        copier = self._copier = KvCopier(
+            self._engine,
+            self._copies,
+            self._stats,
+            GrpcTransport(self._secret),
+            model_revision=info.model_revision,
+            incarnation=self._incarnation,
+        )
         self._inference = InferenceService(
             engine=self._engine,
             adapters=adapters,
@@ -223,8 +238,9 @@ class WorkerServer:
                 vocab_size=info.vocab_size,
             ),
             tokenizer=text.tokenizer,
+            copies=RequestCopies(copier, info.page_size),
         )
-        self._warming = Warming(engine=self._engine, adapters=adapters, calls=self._calls)
+        self._warming = Warming(engine=self._engine, adapters=adapters, calls=self._calls, copier=copier)
         identity = WorkerIdentity(
             worker_id=config.worker_id,
             incarnation=self._incarnation,
@@ -245,7 +261,15 @@ class WorkerServer:
         )
         server = make_server()
         add_service(server, INFERENCE, CountedInference(self._inference, self._metrics.calls))
-        add_service(server, CONTROL, control, partial=True)
+        giving = ReadPrefixService(
+            secret=self._secret,
+            incarnation=self._incarnation,
+            info=info,
+            engine=self._engine,
+            books=self._copies,
+            bytes_per_s=config.engine.kv_copy_rate * _BYTES_PER_MB,
+        )
+        add_service(server, CONTROL, control, giving, partial=True)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (INFERENCE.full_name, CONTROL.full_name)
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -291,6 +315,8 @@ class WorkerServer:
         _log.info("worker_stopped")
 
     async def _release(self) -> None:
+        if self._copier is not None:
+            await self._copier.close()
         await self._engine.close()  # calls that still run end in UNAVAILABLE
         await self._calls.wait_idle(FAREWELL_S)
         if self._server is not None:

@@ -48,6 +48,7 @@ from prefixmesh.worker.engine_client import EngineClient
 from prefixmesh.worker.front_adapters import FrontAdapters
 from prefixmesh.worker.front_load import FrontLoad, LoadPlace
 from prefixmesh.worker.messages import Admitted, EngineInfo, EngineSampling, Refused, Submit
+from prefixmesh.worker.request_copies import RequestCopies
 from prefixmesh.worker.running_calls import CallPlace, RunningCalls
 from prefixmesh.worker.ticket_gate import check_limits
 
@@ -88,6 +89,7 @@ class InferenceService:
         load: FrontLoad,
         prompts: PromptBuilder,
         tokenizer: Tokenizer,
+        copies: RequestCopies,
     ) -> None:
         self._engine = engine
         self._adapters = adapters
@@ -98,6 +100,7 @@ class InferenceService:
         self._load = load
         self._prompts = prompts
         self._tokenizer = tokenizer
+        self._copies = copies
         self._builders = PromptThreads()
         # Some model folders name the end of a turn only in the tokenizer's files.
         self._model_stops = tuple(dict.fromkeys((*info.eos_token_ids, *tokenizer.eos_token_ids)))
@@ -117,6 +120,7 @@ class InferenceService:
         with self._enter(caller, request.branches) as places:
             for tries_left in reversed(range(MAX_PREPARATIONS)):
                 prepared = await self._prepare(caller, request, arrived)
+                prepared = await self._bring(caller, prepared, context.time_remaining(), arrived)
                 prepared = _due(prepared, context.time_remaining())
                 answer = self._begin(request, prepared.head)
                 try:
@@ -136,6 +140,8 @@ class InferenceService:
         caller = self._callers.identify(context.invocation_metadata())
         request_id = RequestId(message.request_id)
         branches = self._calls.branches_of(request_id, caller.tenant)
+        if branches:
+            self._copies.abort(request_id)
         for engine_id in branch_ids(request_id, branches):
             self._engine.abort(engine_id)
         return pb.AbortResponse()
@@ -215,6 +221,21 @@ class InferenceService:
             public=caller.public,
         )
         return Prepared(submits=_branch_submits(submit, request.resumed), prompt=prompt, head=head)
+
+    async def _bring(
+        self, caller: WorkerCaller, prepared: Prepared, time_left_s: float | None, arrived: float
+    ) -> Prepared:
+        """The same with what other workers gave, where the ticket names some."""
+        if caller.ticket is None or not caller.ticket.sources:
+            return prepared
+        brought = await self._copies.bring(caller.ticket, prepared.prompt.tokens, time_left_s)
+        head = replace(
+            prepared.head,
+            prepared_ms=(time.monotonic() - arrived) * 1e3,
+            peer_begin=brought.found,
+            peer_end=brought.found + brought.copied,
+        )
+        return replace(prepared, head=head)
 
     def _adapter_digest(self, caller: WorkerCaller, name: str) -> str:
         """The content to compute with. Behind a router that is what the ticket's namespace was made with, or nothing."""
@@ -324,7 +345,9 @@ def _due(prepared: Prepared, time_left_s: float | None) -> Prepared:
     if time_left_s is None:
         return prepared
     if time_left_s <= 0:
-        raise DeadlineError("the deadline passed while the prompt was being built")
+        raise DeadlineError(
+            "the deadline passed while the prompt was being built, or copied from another worker"
+        )
     submits = tuple(msgspec.structs.replace(submit, time_left_s=time_left_s) for submit in prepared.submits)
     return replace(prepared, submits=submits)
 

@@ -161,7 +161,12 @@ def test_every_error_that_a_call_may_end_in_has_an_outcome() -> None:
         "UsedTicketError": "unauthenticated",
         "TicketLimitError": "unauthenticated",
     }
-    elsewhere = {"ConfigError": "internal", "ModelFileError": "internal", "UnsupportedError": "internal"}
+    elsewhere = {
+        "ConfigError": "internal",
+        "ModelFileError": "internal",
+        "UnsupportedError": "internal",
+        "OtherKvError": "internal",
+    }
     expected = {kind.__name__: kind.reason.lower() for kind in kinds} | by_their_kind | elsewhere  # type: ignore[attr-defined]
     assert told == expected
     assert outcome_of(KeyError("x")) == "internal"

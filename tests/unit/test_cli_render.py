@@ -14,10 +14,14 @@ from tests.support.fake_inference import delta, finished, started
 
 
 def answer(
-    *deltas: pb.GenerateResponse, saved: pb.PrefillSavings | None = None, host: int = 0, disk: int = 0
+    *deltas: pb.GenerateResponse,
+    saved: pb.PrefillSavings | None = None,
+    host: int = 0,
+    disk: int = 0,
+    peer: int = 0,
 ) -> Answer:
     builder = AnswerBuilder(sent_at_s=1.0)
-    cached = pb.CachedTokens(device=1152 - host - disk, host=host, disk=disk)
+    cached = pb.CachedTokens(device=1152 - host - disk - peer, host=host, disk=disk, peer=peer)
     for response in (
         started(prompt_tokens=1204),
         *deltas,
@@ -34,17 +38,20 @@ def test_summary_line_names_cache_worker_and_first_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "disk", "told"),
+    ("host", "disk", "peer", "told"),
     [
-        (1024, 0, ", 1,024 of them on the host"),
-        (0, 64, ", 64 of them on the disk"),
-        (1024, 64, ", 1,024 of them on the host, 64 of them on the disk"),
+        (1024, 0, 0, ", 1,024 of them on the host"),
+        (0, 64, 0, ", 64 of them on the disk"),
+        (1024, 64, 0, ", 1,024 of them on the host, 64 of them on the disk"),
+        (0, 0, 1000, ", 1,000 of them copied from another worker"),
     ],
 )
-def test_summary_line_names_the_tiers_below_the_device(host: int, disk: int, told: str) -> None:
+def test_summary_line_names_what_did_not_lie_on_the_device(
+    host: int, disk: int, peer: int, told: str
+) -> None:
     """All of them count as cached; what is not there is not named."""
     line = f"cached 1,152/1,204 prompt tokens{told} · worker-1 · first token 85 ms"
-    assert summary_line(answer(delta(0, "a"), host=host, disk=disk)) == line
+    assert summary_line(answer(delta(0, "a"), host=host, disk=disk, peer=peer)) == line
 
 
 @pytest.mark.parametrize(
@@ -73,12 +80,12 @@ def test_summary_line_of_an_answer_without_tokens() -> None:
 def test_json_form_holds_the_answers_figures() -> None:
     """Plain JSON values, times in milliseconds, the sum of cached tokens and its tiers."""
     saved = pb.PrefillSavings(linear=0.5, attention=0.25, total=0.375)
-    one = answer(delta(0, "hé", 7, 8), saved=saved, host=50, disk=2)
+    one = answer(delta(0, "hé", 7, 8), saved=saved, host=50, disk=2, peer=7)
     data = json.loads(json.dumps(answer_as_dict(one)))
     assert data["text"] == "hé"
     assert data["token_ids"] == [7, 8]
     assert data["cached_tokens"] == 1152
-    assert data["cached_by_tier"] == {"device": 1100, "host": 50, "disk": 2}
+    assert data["cached_by_tier"] == {"device": 1093, "host": 50, "disk": 2, "peer": 7}
     assert data["first_token_ms"] == pytest.approx(85.1)
     assert data["worker_timings"]["prefill_ms"] == 20.0
     assert data["worker_timings"]["load_back_ms"] == 5.0

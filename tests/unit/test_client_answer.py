@@ -23,12 +23,12 @@ def test_answer_holds_everything_that_was_streamed() -> None:
         started(prompt_tokens=9, cached_tokens=pb.CachedTokens(device=5, host=2)),
         delta(0, "", 11, 12),
         delta(2, "é!", 13),
-        finished(3, prompt_tokens=9, cached_tokens=pb.CachedTokens(device=5, host=2, disk=1)),
+        finished(3, prompt_tokens=9, cached_tokens=pb.CachedTokens(device=5, host=2, disk=1, peer=4)),
     )
     assert answer.text == "é!"
     assert answer.token_ids == (11, 12, 13)
-    assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (9, 8, 3)
-    assert (answer.cached.device, answer.cached.host, answer.cached.disk) == (5, 2, 1)
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (9, 12, 3)
+    assert (answer.cached.device, answer.cached.host, answer.cached.disk, answer.cached.peer) == (5, 2, 1, 4)
     assert answer.retokenized_tokens == 3
     assert (answer.worker_id, answer.model, answer.request_id) == ("worker-1", "fake", "req-1")
     assert answer.started.cached.total == 7

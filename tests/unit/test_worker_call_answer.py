@@ -1,5 +1,7 @@
 """What a call says of its answers: once what it begins with, once how it ended, and between them each branch by its number."""
 
+from dataclasses import replace
+
 import pytest
 
 from prefixmesh.errors import InternalError
@@ -182,3 +184,26 @@ def test_an_error_of_one_branch_is_the_calls() -> None:
         answer.on_event(branch, admitted())
     with pytest.raises(InternalError):
         answer.on_event(1, ended("failed"))
+
+
+@pytest.mark.parametrize(
+    ("cached", "host", "copied", "told"),
+    [
+        (9, 0, (0, 9), (0, 0, 9)),
+        (9, 2, (0, 7), (0, 2, 7)),
+        (9, 0, (4, 9), (4, 0, 5)),
+        (6, 0, (4, 9), (4, 0, 2)),
+        (3, 0, (4, 9), (3, 0, 0)),
+        (9, 0, (4, 4), (9, 0, 0)),
+    ],
+)
+def test_what_another_worker_gave_for_a_call_is_told_apart_from_what_was_here(
+    cached: int, host: int, copied: tuple[int, int], told: tuple[int, int, int]
+) -> None:
+    """To the engine it lies on the device. What was evicted again before the call was admitted is not told; the sum is what was found."""
+    head = replace(HEAD, peer_begin=copied[0], peer_end=copied[1])
+    answer = CallAnswer(head, [AnswerStream(IncrementalDetokenizer(byte_tokenizer(), ()))])
+    met = Admitted(request_id="r", cached_tokens=cached, queued_ms=1.0, host_tokens=host)
+    (started,) = answer.on_event(0, met)
+    tiers = started.started.cached_tokens
+    assert (tiers.device, tiers.host, tiers.peer) == told

@@ -43,6 +43,7 @@ def test_every_field_has_its_flag() -> None:
         hicache_ratio=2.0,
         hicache_size=1.5,
         hicache_write_policy="write_through_selective",
+        kv_copy_rate=100.0,
         disk_cache_dir="tiers",
         disk_cache_size=3.0,
         pin_share=0.5,
