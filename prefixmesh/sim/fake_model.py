@@ -150,7 +150,7 @@ class FakeRunner:
         behind = {b: part.request for b, part in enumerate(step.parts) if part.request.boundary_tokens}
         for b, request in behind.items():
             if starts[b] == request.boundary_tokens:
-                before[b] += _moved(request, request.boundary_tokens)
+                before[b] = _as_own(request, before[b], request.boundary_tokens)
         chains = np.empty(len(tokens), dtype=np.uint64)
         # Decoders all at once, prompts one by one.
         chains[first] = (before + tokens[first] * np.uint64(_INVERSE)) * np.uint64(_BASE)
@@ -158,7 +158,7 @@ class FakeRunner:
             begin, end = int(plan.qo_indptr[b]), int(plan.qo_indptr[b + 1])
             chains[begin:end] = self._extend(before[b], tokens[begin:end])
             if b in behind and 0 < (public := behind[b].boundary_tokens - int(starts[b])) < end - begin:
-                tail = chains[begin + public - 1] + _moved(behind[b], behind[b].boundary_tokens)
+                tail = _as_own(behind[b], chains[begin + public - 1], behind[b].boundary_tokens)
                 chains[begin + public : end] = self._extend(tail, tokens[begin + public : end])
         self._kv[plan.out_slots] = chains
         for (
@@ -166,8 +166,8 @@ class FakeRunner:
             request,
         ) in behind.items():  # a prompt that ends at the boundary is answered by its own namespace, too
             end = int(plan.qo_indptr[b + 1])
-            if plan.positions[end - 1] < request.boundary_tokens:
-                chains[end - 1] += _moved(request, int(plan.positions[end - 1]) + 1)
+            if (known := int(plan.positions[end - 1]) + 1) <= request.boundary_tokens:
+                chains[end - 1] = _as_own(request, chains[end - 1], known)
         return [
             next_token(int(chain), self._vocab_size, self._never)
             for chain in chains[plan.logit_rows].tolist()
@@ -191,10 +191,10 @@ class FakeRunner:
         return extended
 
 
-def _moved(request: Request, size_tokens: int) -> np.uint64:
-    """What makes the number of so many tokens in a request's root that of the same tokens in its own namespace."""
+def _as_own(request: Request, chain: np.uint64, size_tokens: int) -> np.uint64:
+    """What the number of so many tokens in a request's root is in its own namespace."""
     apart = chain_start(request.namespace) - chain_start(request.root)
-    return np.uint64(apart * pow(_BASE, size_tokens, 1 << 64) & _MASK)
+    return np.uint64((int(chain) + apart * pow(_BASE, size_tokens, 1 << 64)) & _MASK)
 
 
 def kv_slots(count: int) -> Chains:

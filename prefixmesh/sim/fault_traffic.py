@@ -14,7 +14,7 @@ from prefixmesh.sim.fake_model import expected_answer
 from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.network import Network
 from prefixmesh.sim.simulated_client import SimulatedClient
-from prefixmesh.sim.simulated_request import Question
+from prefixmesh.sim.simulated_question import Question
 from prefixmesh.sim.simulated_router import SimulatedRouter
 from prefixmesh.tokens import pack, unpack
 

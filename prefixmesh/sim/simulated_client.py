@@ -28,7 +28,7 @@ from prefixmesh.sim.network import Network, Stream
 from prefixmesh.sim.simulated_answers import as_response
 from prefixmesh.sim.simulated_calls import open_call
 from prefixmesh.sim.simulated_life import Call, CallFailed, WorkerMessage
-from prefixmesh.sim.simulated_request import Question, as_submit
+from prefixmesh.sim.simulated_question import Question, as_submit
 from prefixmesh.sim.simulated_router import AnswerEnd, SimulatedRouter
 from prefixmesh.tokens import unpack
 

@@ -6,6 +6,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
+import msgspec
+
+from prefixmesh.cache.public import PublicPrefix
 from prefixmesh.cache.publisher import CachePublisher
 from prefixmesh.errors import OverloadedError, PrefixmeshError, UnavailableError, UsedTicketError
 from prefixmesh.fleet_secret import SECRET_BYTES, FleetSecret
@@ -151,16 +154,17 @@ class Life:
     def take(self, call: Call) -> None:
         """A call has arrived."""
         try:
-            router_id = self._admit(call)
+            router_id, public = self._admit(call)
         except PrefixmeshError as error:
             call.answer.send(CallFailed(error))
             return
+        submit = msgspec.structs.replace(call.submit, public=public) if public else call.submit
         name = call.submit.request_id
         if self._worker.history.is_on:
             self._worker.history.note(Taken, name, worker=self._worker.name, incarnation=self.incarnation)
         self._calls[name] = _OpenCall(call, self.load, router_id)
         call.answer.on_gone = lambda: self._worker.when_awake(lambda: self.abort(name))
-        self.command(call.submit)
+        self.command(submit)
 
     def abort(self, request_id: str) -> None:
         """A caller wants no more of an answer."""
@@ -195,18 +199,19 @@ class Life:
         for one in (*self._calls.values(), *self._held_up):
             one.call.answer.reset()
 
-    def _admit(self, call: Call) -> str:
-        """The router that a call comes from. Raises what it is refused with."""
+    def _admit(self, call: Call) -> tuple[str, tuple[PublicPrefix, ...]]:
+        """The router that a call comes from, and what is public of its prompt, which only a ticket says. Raises what it is refused with."""
         faults, router_id = self._worker.faults_now(), call.router_id
+        public: tuple[PublicPrefix, ...] = ()
         if call.submit.request_id in self._calls:
             raise UsedTicketError("a request of this name is running here")
         if call.ticket:
             ticket = verify(call.ticket, SIMULATED_SECRET, self.incarnation)
             self._gate.admit(ticket, round(1e3 * (self._sim.now + faults.clock_ahead_s)))
-            router_id = ticket.router_id
+            router_id, public = ticket.router_id, ticket.public
         if faults.refusal:
             raise _REFUSALS[faults.refusal]("the worker was told to refuse requests")
-        return router_id
+        return router_id, public
 
     def _round(self) -> None:
         """One turn of the engine's loop: the commands that have come, and one step. What came of it is told when its time is over."""

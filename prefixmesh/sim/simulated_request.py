@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from prefixmesh.answer_record import AnswerRecord
-from prefixmesh.cache.fingerprint import block_fingerprints
 from prefixmesh.errors import (
     CancelledError,
     DeadlineError,
@@ -19,12 +18,13 @@ from prefixmesh.errors import (
     UnavailableError,
 )
 from prefixmesh.history import History
-from prefixmesh.ids import Namespace, RequestId, TenantId
+from prefixmesh.ids import RequestId, TenantId
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.router.attempts import Attempts, End, Prepare, Send, Step, Wait
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.failure_kind import FailureKind, kind_of
-from prefixmesh.router.placement import Placement, RouteRequest
+from prefixmesh.router.placement import Placement
+from prefixmesh.router.public_prefixes import PublicPrefixes
 from prefixmesh.router.retry_budget import RetryBudget
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.sim.kernel import Simulation, Timer
@@ -33,29 +33,15 @@ from prefixmesh.sim.simulated_answers import as_response
 from prefixmesh.sim.simulated_calls import open_call
 from prefixmesh.sim.simulated_life import SIMULATED_SECRET, Call, CallFailed, WorkerMessage
 from prefixmesh.sim.simulated_link import SimulatedLink
+from prefixmesh.sim.simulated_question import Question, as_route_request, as_submit
 from prefixmesh.ticket import Ticket, sign
 from prefixmesh.tokens import count
-from prefixmesh.worker.messages import Admitted, Ended, EngineSampling, Refused, Submit, TokensOut
+from prefixmesh.worker.messages import Admitted, Ended, Refused, TokensOut
 
 ANSWER_BUFFER = 1 << 20
 """Messages of one answer that wait for a slow reader, as many as it may have tokens."""
 
 TENANT = TenantId("simulated")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """One request as a client asks it."""
-
-    namespace: Namespace
-    prompt: bytes
-    """Packed."""
-
-    max_tokens: int
-    resumed: bytes = b""
-    """Packed ids that the caller has of the answer already."""
-
-    priority: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +74,7 @@ class Carrying(Protocol):
     core: RouterCore
     budget: RetryBudget
     history: History
+    public: PublicPrefixes
     links: dict[Endpoint, SimulatedLink]
     stream_idle_s: float
     requests: dict["SimulatedRequest", None]
@@ -120,15 +107,11 @@ class SimulatedRequest:
         self._deadline = deadline
         self.answered = Answered(prompt_tokens=count(question.prompt), asked_at=self._sim.now)
         self._record = AnswerRecord(1, [question.resumed])
+        self._route_request = as_route_request(question, router.public)
         self._attempts = Attempts(
             router.core,
             router.budget,
-            RouteRequest(
-                fingerprints=block_fingerprints(question.namespace, question.prompt),
-                prompt_tokens=count(question.prompt),
-                max_tokens=question.max_tokens,
-                priority=question.priority,
-            ),
+            self._route_request,
             request_id,
             deadline=deadline,
             on_place=self._on_place,
@@ -240,6 +223,7 @@ class SimulatedRequest:
             namespace=self._question.namespace,
             incarnation=placement.incarnation,
             router_id=self._router.router_id,
+            public=self._route_request.candidates,
         )
         return sign(ticket, SIMULATED_SECRET)
 
@@ -376,25 +360,3 @@ class SimulatedRequest:
         self.answered.error = "" if error is None else error.reason
         self.answered.ended_at = self._sim.now
         self._on_end(self.answered, error)
-
-
-def as_submit(question: Question, request_id: str, time_left_s: float) -> Submit:
-    """The request to an engine, by the name that is in its ticket."""
-    sampling = EngineSampling(
-        temperature=0.0,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.0,
-        seed=0,
-        max_tokens=question.max_tokens,
-        stop_token_ids=(),
-    )
-    return Submit(
-        request_id=request_id,
-        namespace=question.namespace,
-        tokens=question.prompt,
-        sampling=sampling,
-        resumed=question.resumed,
-        priority=question.priority,
-        time_left_s=time_left_s,
-    )

@@ -7,7 +7,7 @@ each worker who it is and follows it (``simulated_link``), and carries requests 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE, FINGERPRINT_VERSION, block_fingerprints
+from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE, FINGERPRINT_VERSION
 from prefixmesh.errors import InvalidRequestError, PrefixmeshError
 from prefixmesh.history import NO_HISTORY, Began, Closed, History
 from prefixmesh.ids import Namespace, RequestId
@@ -17,8 +17,8 @@ from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import router_pb2
 from prefixmesh.router.direct import TICKET_VALID_S
 from prefixmesh.router.endpoint import Endpoint
-from prefixmesh.router.placement import RouteRequest
 from prefixmesh.router.policy import PolicyConfig
+from prefixmesh.router.public_prefixes import PublicPrefixes
 from prefixmesh.router.retry_budget import RetryBudget
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.worker_identity import Expected
@@ -27,10 +27,10 @@ from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.network import Network, Stream
 from prefixmesh.sim.simulated_life import SIMULATED_SECRET
 from prefixmesh.sim.simulated_link import SimulatedLink
-from prefixmesh.sim.simulated_request import TENANT, Answered, Question, SimulatedRequest
+from prefixmesh.sim.simulated_question import Question, as_route_request
+from prefixmesh.sim.simulated_request import TENANT, Answered, SimulatedRequest
 from prefixmesh.sim.simulated_worker import SimulatedWorker
 from prefixmesh.ticket import Ticket, sign
-from prefixmesh.tokens import count
 
 __all__ = ["AnswerEnd", "Answered", "Question", "RouterLife", "SimulatedRouter"]
 
@@ -75,6 +75,9 @@ class SimulatedRouter:
         self.policy = policy
         self.report_interval_s = report_interval_s
         self.stream_idle_s = stream_idle_s
+        self.public = PublicPrefixes(DEFAULT_BLOCK_SIZE)
+        """The fleet's public prefixes: known to every life, as from a store."""
+
         self.history = history
         self.news_may_garble = news_may_garble
         self.rng = sim.fork_rng(f"router {name}")
@@ -155,6 +158,7 @@ class RouterLife:
         self.name = router.name
         self.report_interval_s = router.report_interval_s
         self.stream_idle_s = router.stream_idle_s
+        self.public = router.public
         self.history = router.history
         self.news_may_garble = router.news_may_garble
         self._rng = router.rng
@@ -205,11 +209,8 @@ class RouterLife:
         if not request.tokens.ids:
             raise InvalidRequestError("request", "there is none: a reservation was given back")
         prompt = request.tokens.ids
-        routed = RouteRequest(
-            fingerprints=block_fingerprints(namespace, prompt),
-            prompt_tokens=count(prompt),
-            max_tokens=request.sampling.max_tokens,
-        )
+        asked = Question(namespace=namespace, prompt=prompt, max_tokens=request.sampling.max_tokens)
+        routed = as_route_request(asked, self.public)
         exclude = {Endpoint(address) for address in question.exclude}
         placement = self.core.route(routed, now, exclude, request_id=self._new_id(), valid_s=TICKET_VALID_S)
         ticket = Ticket(
@@ -222,6 +223,7 @@ class RouterLife:
             prompt_tokens=routed.prompt_tokens,
             max_tokens=request.sampling.max_tokens,
             branches=1,
+            public=routed.candidates,
         )
         return router_pb2.RouteResponse(
             address=placement.endpoint,

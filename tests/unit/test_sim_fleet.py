@@ -5,13 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from prefixmesh.cache.namespace import public_namespace
+from prefixmesh.client.direct import RouteMemory
 from prefixmesh.config import EngineConfig
 from prefixmesh.errors import ConfigError
+from prefixmesh.ids import Namespace
+from prefixmesh.router.pins.wishes import PinVersion
 from prefixmesh.router.policy import PolicyConfig
 from prefixmesh.router.registry import WorkerErrors
 from prefixmesh.sim.fake_engine import ModelIdentity
+from prefixmesh.sim.fake_model import expected_answer
 from prefixmesh.sim.fleet_run import TENANT, FleetSpec, SimulatedFleet, run_trace
 from prefixmesh.sim.network import LinkQuality
+from prefixmesh.sim.simulated_client import SimulatedClient
 from prefixmesh.sim.simulated_link import DESCRIBE_TIMEOUT_S
 from prefixmesh.sim.simulated_router import Answered, Question
 from prefixmesh.sim.timing import TimingModel
@@ -42,8 +48,10 @@ def conversations(count: int, turns: int) -> list[TraceRequest]:
     ]
 
 
-def ask(fleet: SimulatedFleet, when: float, prompt: list[int], max_tokens: int = 4) -> None:
-    fleet.ask_at(when, lambda: Question(namespace=TENANT, prompt=pack(prompt), max_tokens=max_tokens))
+def ask(
+    fleet: SimulatedFleet, when: float, prompt: list[int], max_tokens: int = 4, tenant: Namespace = TENANT
+) -> None:
+    fleet.ask_at(when, lambda: Question(namespace=tenant, prompt=pack(prompt), max_tokens=max_tokens))
 
 
 def test_every_request_of_a_trace_is_answered_and_counted() -> None:
@@ -161,3 +169,48 @@ def test_what_cannot_be_a_fleet_is_refused() -> None:
         FleetSpec(routers=0)
     with pytest.raises(ConfigError, match="speed must be above 0"):
         FleetSpec(speed=0.0)
+
+
+def public_fleet() -> tuple[SimulatedFleet, list[int]]:
+    """Two workers, and a prompt of two blocks that is public."""
+    fleet = SimulatedFleet(replace(SMALL, workers=2), COST)
+    pinned = list(range(128))
+    namespace = public_namespace(b"k" * 32, adapter_digest="", model_revision="r")
+    version = PinVersion(generation=1, namespace=namespace, tokens=pack(pinned), fingerprints=())
+    for router in fleet.routers:
+        router.public.set([version], SMALL.engine.page_size)
+    return fleet, pinned
+
+
+def test_public_prefixes_reach_simulated_workers_by_their_tickets() -> None:
+    """Another tenant finds what is public, its own tail again, and answers what it would without any pin."""
+    fleet, pinned = public_fleet()
+    other = Namespace(b"another one, too")
+    prompt = [*pinned, *range(40)]
+    for number, tenant in enumerate((TENANT, other, other)):
+        ask(fleet, fleet.sim.now + 5.0 * number, prompt, 3, tenant)
+    fleet.run()
+    assert [one.cached_tokens for one in fleet.answered] == [0, 128, 160]
+
+
+@pytest.mark.parametrize("is_direct", [False, True], ids=["carried", "direct"])
+@pytest.mark.parametrize("length", [128, 168])
+def test_a_callers_answer_is_its_own_whatever_is_public(is_direct: bool, length: int) -> None:
+    """Whichever way its tokens come, and where the prompt is just what is public: the fake model's answer tells whose KV was read."""
+    fleet, pinned = public_fleet()
+    prompt = [*pinned, *range(40)][:length]
+    for number, tenant in enumerate((TENANT, Namespace(b"another one, too")) * 2):
+        client = SimulatedClient(
+            fleet.sim,
+            fleet.network,
+            f"client-{number}",
+            fleet.routers[0],
+            Question(namespace=tenant, prompt=pack(prompt), max_tokens=20),
+            30.0,
+            lambda _: None,
+            memory=RouteMemory() if is_direct else None,
+        )
+        client.begin()
+        fleet.sim.run_for(5.0)
+        assert client.error is None
+        assert client.tokens == expected_answer(tenant, prompt, 20, SMALL.identity.vocab_size)
