@@ -21,7 +21,7 @@ from prefixmesh.router.attempts import MAX_PREPARATIONS
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.intake import Intake
 from prefixmesh.router.open_tickets import OpenTickets
-from prefixmesh.router.placement import Placement
+from prefixmesh.router.placement import OnRouted, Placement
 from prefixmesh.router.prepare import PreparedRequest
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.rpc.identity import ApiKeys, identify
@@ -53,6 +53,7 @@ class RouteService:
         keys: ApiKeys | None,
         router_id: str,
         model: str,
+        on_routed: OnRouted | None = None,
         clock: Callable[[], float] = time.monotonic,
         unix_ms: Callable[[], int] = wall_clock.unix_ms,
     ) -> None:
@@ -63,6 +64,7 @@ class RouteService:
         self._keys = keys
         self._router_id = router_id
         self._model = model
+        self._on_routed = on_routed
         self._clock = clock
         self._unix_ms = unix_ms
         self._tickets = OpenTickets()
@@ -107,6 +109,8 @@ class RouteService:
                 else:
                     ends_at = self._clock() + TICKET_VALID_S
                     self._tickets.given(placement.request_id, caller.tenant, ends_at)
+                    if self._on_routed is not None and not message.unused_request_id:
+                        self._on_routed(placement, prepared.namespace, prepared.prompt.tokens)
                     return self._answer(request, prepared, placement, caller.tenant)
         raise AssertionError("the last preparation returns or raises")
 

@@ -1,13 +1,13 @@
 """A request on its way through the router: what a decision needs to know of it, where it was sent, and what was expected of that. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from prefixmesh.cache.public import PublicPrefix
-from prefixmesh.ids import Fingerprint, Incarnation, RequestId
+from prefixmesh.ids import Fingerprint, Incarnation, Namespace, RequestId
 from prefixmesh.kv_source import KvSource
 from prefixmesh.router.cost import CandidateTerms
 from prefixmesh.router.decision import Decision
@@ -153,6 +153,10 @@ class Placement(msgspec.Struct, kw_only=True, eq=False, gc=False):
     def predicted_first_token_ms(self) -> float:
         """Expected time from the decision to the first token."""
         return self.decision.terms.first_token_ms
+
+
+OnRouted: TypeAlias = Callable[[Placement, Namespace, bytes], object]
+"""Told of each new request that was placed: where its KV lives, and its packed tokens."""
 
 
 @dataclass(frozen=True, slots=True)

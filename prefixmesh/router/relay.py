@@ -36,7 +36,7 @@ from prefixmesh.router.failure_kind import FailureKind, is_workers_fault, kind_o
 from prefixmesh.router.frame_stream import FrameStream
 from prefixmesh.router.frame_stream import Send as SendFrame
 from prefixmesh.router.passage import Passage
-from prefixmesh.router.placement import Placement
+from prefixmesh.router.placement import OnRouted, Placement
 from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
 from prefixmesh.router.retry_budget import RetryBudget
 from prefixmesh.router.routing import RouterCore
@@ -84,6 +84,7 @@ class Relay:
         aborts: WorkerAborts,
         history: History = NO_HISTORY,
         idle_timeout_s: float = DEFAULT_STREAM_IDLE_S,
+        on_routed: OnRouted | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``router_id`` is what this router calls itself to workers; ``clock`` the one that the core's other news come by, and the event
@@ -98,6 +99,7 @@ class Relay:
         self._aborts = aborts
         self._history = history
         self._idle_timeout_s = idle_timeout_s
+        self._on_routed = on_routed
         self._clock = clock
         self._budget = RetryBudget()
 
@@ -172,6 +174,8 @@ class Relay:
         """One attempt from its decision to its end; None when the answer is whole."""
         placement = step.placement
         passage.sent(placement)
+        if self._on_routed is not None and not step.goes_on:
+            self._on_routed(placement, passage.prepared.namespace, passage.prepared.prompt.tokens)
         wire = passage.request_to_go_on() if step.goes_on else passage.prepared.wire
         on_frame = passage.on_later_frame if step.goes_on else passage.on_first_frame
         timeout_s = None if deadline is None else max(0.0, deadline - self._clock())

@@ -25,6 +25,9 @@ from prefixmesh.router.direct import RouteService
 from prefixmesh.router.direct_abort import DirectAborts
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.explain_service import ExplainService
+from prefixmesh.router.heat.config import HeatConfig
+from prefixmesh.router.heat.watch import HeatWatch
+from prefixmesh.router.heat_service import HeatService
 from prefixmesh.router.intake import Intake
 from prefixmesh.router.model import RouterModel, load_router_model
 from prefixmesh.router.open_state import open_store
@@ -184,6 +187,7 @@ class RouterServer:
             public=self.public_prefixes,
         )
         aborts = self._aborts = WorkerAborts(self._secret)
+        heat = HeatWatch(core, _heat_config(config), config.block_size)
         relay = Relay(
             core=core,
             pool=pool,
@@ -195,6 +199,7 @@ class RouterServer:
             aborts=aborts,
             history=self._history or NO_HISTORY,
             idle_timeout_s=config.stream_idle_timeout_s,
+            on_routed=heat.routed,
         )
         adapters = self._adapters = AdapterFinder(core.registry, pool.describe_ready)
         roster = self._roster = WorkerRoster(pool, store)
@@ -210,6 +215,7 @@ class RouterServer:
             isolation=config.isolation,
             block_size=config.block_size,
             router_id=self._router_id,
+            heat=heat,
         )
         intake = Intake(
             registry=core.registry, model=model, adapters=adapters, preparer=preparer, running=self._running
@@ -231,12 +237,14 @@ class RouterServer:
             keys=self._keys,
             router_id=self._router_id,
             model=model.name,
+            on_routed=heat.routed,
         )
         explain = ExplainService(core=core, intake=intake, keys=self._keys)
+        hot = HeatService(core=core, watch=heat, keys=self._keys, is_acting=lambda: pins.keeper.is_acting)
         operator = OperatorService(core, roster, self._secret, self._keys, self._drainer)
         add_service(server, INFERENCE, inference)
         # One on the wire, several questions here.
-        add_service(server, ROUTER, route, explain, operator, pins.service, partial=True)
+        add_service(server, ROUTER, route, explain, operator, hot, pins.service)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(
             (*_SERVED_NAMES[1:], health.SERVICE_NAME, reflection.SERVICE_NAME), server
@@ -317,6 +325,15 @@ def _make_core(config: RouterConfig, model: RouterModel, history: History) -> Ro
         max_tree_blocks=config.max_tree_blocks,
         draw=partial(secrets.randbits, 64),
         history=history,
+    )
+
+
+def _heat_config(config: RouterConfig) -> HeatConfig:
+    return HeatConfig(
+        enabled=config.heat == "on",
+        max_replicas=config.heat_max_replicas,
+        max_prefixes=config.heat_max_prefixes,
+        max_tokens=config.heat_max_tokens,
     )
 
 

@@ -220,6 +220,7 @@ async def test_operators_calls_are_for_administrators(tmp_path: Path) -> None:
             "DrainWorker": router_pb2.DrainWorkerRequest(address=address),
             "FlushWorker": router_pb2.FlushWorkerRequest(address=address),
             "Drain": worker_control_pb2.DrainRequest(),
+            "ListHeat": router_pb2.ListHeatRequest(),
         }
         for method, request in calls.items():
             with pytest.raises(AccessDeniedError, match="administrator"):
