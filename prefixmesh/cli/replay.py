@@ -2,18 +2,19 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from prefixmesh.cli.replay_table import Title, as_object, print_figures
+from prefixmesh.cli.replay_table import Title, as_object, as_page, print_figures
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from prefixmesh.bench.replay_sweep import Run
     from prefixmesh.sim.replay_figures import ReplayFigures
     from prefixmesh.sim.replay_spec import ReplaySpec
     from prefixmesh.sim.workload import Workload
@@ -72,6 +73,16 @@ DEFAULT_POLICIES: Final = ("cost", "match_gate", "block_cost", "weighted_scores"
 @click.option("--requests", type=int, help="About so many, of a workload that is named.")
 @click.option("--block-size", type=int, help="Tokens that its blocks have.  [default: 64]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of policies and workloads that draw.")
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a page of HTML with plots; needs prefixmesh[report].",
+)
+@click.option(
+    "--sweep/--no-sweep",
+    default=True,
+    help="For the report, replay with other rooms and numbers of workers too: eight runs more of each.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def replay(
     *,
@@ -84,6 +95,8 @@ def replay(
     slo_tpot_ms: float | None,
     requests: int | None,
     block_size: int | None,
+    report: Path | None,
+    sweep: bool,
     as_json: bool,
     seed: int,
     **fleet: Any,
@@ -96,6 +109,10 @@ def replay(
     from prefixmesh.sim.replay_profiles import read_profile
     from prefixmesh.sim.replay_spec import POLICIES, ReplaySpec
 
+    if report is not None:
+        from prefixmesh.bench.replay_plots import require_matplotlib
+
+        require_matplotlib()  # sooner than after a long run
     names = POLICIES if ALL in policies else tuple(dict.fromkeys(policies)) or DEFAULT_POLICIES
     _refuse_unknown(names, POLICIES)
     given = {"ttft_ms": slo_ttft_ms, "token_ms": slo_tpot_ms}
@@ -105,10 +122,13 @@ def replay(
     fleet |= {"timing": speeds.timing, "seed": seed, "objective": objective, **weight}
     kinds: Sequence[Any] = tuple(dict.fromkeys(kind.strip() for kind in caches.split(",")))
     specs = [ReplaySpec(cache=kind, **fleet) for kind in kinds]
-    made = {"requests": requests, "block_size": block_size}
+    made = {"requests": requests, "block_size": block_size, "concurrent": _customers(trace, specs[0])}
     workload = _workload(trace, seed, {name: value for name, value in made.items() if value is not None})
-    found = _run(workload, specs, names)
+    runs = _runs(specs, names)
+    found = _run(workload, runs)
     title = Title(workload, specs[0], profile, speeds.source)
+    if report is not None:
+        _write_report(report, title, runs, found, is_swept=sweep)
     if as_json:
         click.echo(json.dumps(as_object(title, found), indent=2))
     else:
@@ -139,20 +159,55 @@ def _workload(trace: str, seed: int, made: dict[str, int]) -> "Workload":
     raise ConfigError(f"trace: {trace!r} is neither a file nor one of {', '.join(GENERATORS)}")
 
 
-def _run(
-    workload: "Workload", specs: "Sequence[ReplaySpec]", names: Sequence[str]
-) -> dict[str, "ReplayFigures"]:
+def _customers(trace: str, spec: "ReplaySpec") -> int | None:
+    """Of a workload that is a closed loop itself: it has so many customers, each of whom follows another."""
+    return spec.concurrency or None if trace == "customer-service" and not Path(trace).exists() else None
+
+
+def _runs(specs: "Sequence[ReplaySpec]", names: Sequence[str]) -> "dict[str, Run]":
     """By the name of the policy, and where caches are compared of the cache as well: ``cost/hash``."""
+    from prefixmesh.bench.replay_sweep import Run
+
+    return {
+        name if len(specs) == 1 else f"{name}/{spec.cache}": Run(name, spec)
+        for name in names
+        for spec in specs
+    }
+
+
+def _run(workload: "Workload", runs: "Mapping[str, Run]") -> dict[str, "ReplayFigures"]:
     from prefixmesh.sim.replay import replay as run
 
-    runs = {
-        name if len(specs) == 1 else f"{name}/{spec.cache}": (spec, name) for name in names for spec in specs
-    }
     found = {}
     with _progress(list(runs), len(workload.requests)) as show:
-        for label, (spec, name) in runs.items():
-            found[label] = run(workload, spec, name, show and show(label))
+        for label, (policy, spec) in runs.items():
+            found[label] = run(workload, spec, policy, show and show(label))
     return found
+
+
+def _write_report(
+    path: Path,
+    title: Title,
+    runs: "Mapping[str, Run]",
+    found: "Mapping[str, ReplayFigures]",
+    *,
+    is_swept: bool,
+) -> None:
+    from prefixmesh.bench.replay_report import plots_of, report_html
+    from prefixmesh.bench.replay_sweep import sweep
+    from prefixmesh.errors import ConfigError
+
+    def tell(what: str) -> None:
+        click.echo(f"\x1b[2Kreport: {what}\r", nl=False, err=True)
+
+    is_shown = sys.stderr.isatty()
+    sizes = sweep(title.workload, runs, found, tell if is_shown else None) if is_swept else None
+    html = report_html(as_page(title, found), plots_of(found, title.spec.workers, sizes))
+    try:
+        path.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"report {path}: {error.strerror}") from error
+    click.echo(f"{path}: {len(html):,} bytes", err=True)
 
 
 def _progress(

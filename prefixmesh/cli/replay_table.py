@@ -1,12 +1,15 @@
 """The figures of a replay, for people and for machines."""
 
 import math
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 if TYPE_CHECKING:
+    from prefixmesh.bench.replay_report import Page
     from prefixmesh.sim.replay_figures import ReplayFigures
     from prefixmesh.sim.replay_spec import ReplaySpec
     from prefixmesh.sim.workload import Workload
@@ -31,36 +34,33 @@ def print_figures(title: Title, found: Mapping[str, "ReplayFigures"]) -> None:
     """A title, a table with a row a policy, and what its columns mean."""
     from prefixmesh.cli.tables import print_table
 
+    click.echo(f"{about(title)}\n")
+    print_table(_columns(title.spec), [_row(name, figures, title.spec) for name, figures in found.items()])
+    click.echo(LEGEND)
+
+
+def as_page(title: Title, found: Mapping[str, "ReplayFigures"]) -> "Page":
+    """The same for a report."""
+    from prefixmesh.bench.replay_report import Page
+
+    rows = [_row(name, figures, title.spec) for name, figures in found.items()]
+    command = shlex.join(("prefixmesh", *sys.argv[1:]))
+    return Page(f"Replay: {title.workload.name}", about(title), _columns(title.spec), rows, LEGEND, command)
+
+
+def about(title: Title) -> str:
+    """What was replayed on what, in a line."""
     workload, spec = title.workload, title.spec
     way = (
         f"{spec.concurrency:,} conversations at a time"
         if spec.concurrency
-        else f"open loop at speed {spec.speed:g}"
+        else f"at its times, speed {spec.speed:g}"
     )
-    click.echo(
+    return (
         f"{workload.name}: {len(workload.requests):,} requests, {workload.prompt_tokens:,} prompt tokens in blocks of "
         f"{workload.block_size}, {way}; {spec.workers:,} workers of {spec.device_tokens:,} tokens on the device and "
-        f"{spec.host_tokens:,} on the host; {title.profile} ({title.profile_source}){_objective(spec)}\n"
+        f"{spec.host_tokens:,} on the host; {title.profile} ({title.profile_source}){_objective(spec)}"
     )
-    columns = (
-        "policy",
-        "cached",
-        "host",
-        "ttft p50",
-        "p90",
-        "p99 ms",
-        "token p50",
-        "p99 ms",
-        "tokens/s",
-        "load",
-        "work",
-        "copies",
-    )
-    goodput = ("good", "a second") if _has_objective(spec) else ()
-    print_table(
-        (*columns, *goodput, "decision"), [_row(name, figures, spec) for name, figures in found.items()]
-    )
-    click.echo(LEGEND)
 
 
 def as_object(title: Title, found: Mapping[str, "ReplayFigures"]) -> dict[str, Any]:
@@ -83,6 +83,12 @@ def as_object(title: Title, found: Mapping[str, "ReplayFigures"]) -> dict[str, A
         "fleet": fleet | {"profile": title.profile, "profile_source": title.profile_source},
         "policies": {name: figures.as_json() for name, figures in found.items()},
     }
+
+
+def _columns(spec: "ReplaySpec") -> Sequence[str]:
+    columns = ("policy", "cached", "host", "ttft p50", "p90", "p99 ms", "token p50", "p99 ms")
+    goodput = ("good", "a second") if _has_objective(spec) else ()
+    return (*columns, "tokens/s", "load", "work", "copies", *goodput, "decision")
 
 
 def _row(name: str, figures: "ReplayFigures", spec: "ReplaySpec") -> Sequence[str]:

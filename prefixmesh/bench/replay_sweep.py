@@ -1,0 +1,58 @@
+"""The same replay with other sizes: what more room, or more workers, would change."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from prefixmesh.sim.replay import replay
+from prefixmesh.sim.replay_figures import ReplayFigures
+from prefixmesh.sim.replay_spec import MAX_WORKERS, ReplaySpec
+from prefixmesh.sim.workload import Workload
+
+FACTORS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Of each size: two doublings either way, in which a share that grows with room is seen to bend."""
+
+
+class Run(NamedTuple):
+    """One policy on one fleet."""
+
+    policy: str
+    spec: ReplaySpec
+
+
+class Sweep(NamedTuple):
+    """Figures by size, of every run by its label."""
+
+    by_device_tokens: Mapping[str, Mapping[int, ReplayFigures]]
+    by_workers: Mapping[str, Mapping[int, ReplayFigures]]
+
+
+def sweep(
+    workload: Workload,
+    runs: Mapping[str, Run],
+    found: Mapping[str, ReplayFigures],
+    progress: Callable[[str], None] | None = None,
+) -> Sweep:
+    """Every run again with its workers' room, and then their number, times ``FACTORS``; ``found`` has those at 1. ``progress`` is told of each
+    before it begins. Sizes in which a request would have no room are left out, and so are fleets beyond ``MAX_WORKERS``."""
+    largest = max(one.input_length + one.output_length for one in workload.requests) + workload.block_size
+
+    def figures(label: str, policy: str, specs: Mapping[int, ReplaySpec]) -> dict[int, ReplayFigures]:
+        of = {}
+        for size, spec in specs.items():
+            if spec == runs[label].spec:
+                of[size] = found[label]
+                continue
+            if progress is not None:
+                progress(f"{label}, {spec.workers:,} workers of {spec.device_tokens:,} tokens")
+            of[size] = replay(workload, spec, policy)
+        return of
+
+    rooms, fleets = {}, {}
+    for label, (policy, spec) in runs.items():
+        tokens = [size for one in FACTORS if (size := round(one * spec.device_tokens)) >= largest]
+        rooms[label] = figures(label, policy, {one: replace(spec, device_tokens=one) for one in tokens})
+        sizes = {max(1, round(one * spec.workers)) for one in FACTORS}
+        workers = [size for size in sorted(sizes) if size <= MAX_WORKERS]
+        fleets[label] = figures(label, policy, {one: replace(spec, workers=one) for one in workers})
+    return Sweep(rooms, fleets)
