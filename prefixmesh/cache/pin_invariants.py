@@ -5,8 +5,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from prefixmesh.cache.accounting import PageAccounts
 from prefixmesh.cache.deadlines import STALE_ENTRIES
-from prefixmesh.cache.node import TreeNode
+from prefixmesh.cache.invariants import broken_rule
+from prefixmesh.cache.node import TreeNode, nodes_below
 from prefixmesh.cache.pin import Pin
 from prefixmesh.cache.tier import Tier
 from prefixmesh.errors import InvariantError
@@ -30,6 +32,14 @@ def check_pins(table: "PinTable") -> None:
         if problem:
             pins = "\n".join(map(repr, table.pins.values()))
             raise InvariantError(f"PinTable: {group}: {problem}\n{table!r}\n{pins}")
+
+
+def check_pinned_pages(table: "PinTable", accounts: PageAccounts) -> None:
+    """That no pin is counted on a node which none holds: what ``check_pins`` cannot see. Raises InvariantError. O(nodes)."""
+    nodes = (node for _, node in nodes_below(accounts.root) if table.pins_through(node))
+    pinned = sum(map(table.held_pages, nodes))
+    if pinned != table.pinned_pages:
+        raise broken_rule("RadixCache", "pins", f"{pinned} pages are pinned, {table!r}", accounts)
 
 
 def _charges(table: "PinTable") -> str:

@@ -25,7 +25,8 @@ from prefixmesh.cache.evictor import Evictor
 from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE
 from prefixmesh.cache.grower import Grower
 from prefixmesh.cache.host_tier import HostFigures, HostTier
-from prefixmesh.cache.invariants import broken_rule, check_radix, owned_pages, summary
+from prefixmesh.cache.hot_prefixes import HotPrefix, hot_prefixes
+from prefixmesh.cache.invariants import check_radix, owned_pages, summary
 from prefixmesh.cache.node import (
     INDEX_BYTES,
     NO_PAGES,
@@ -37,6 +38,7 @@ from prefixmesh.cache.node import (
 from prefixmesh.cache.owners import NOBODY, Quota, Rank
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.pin_holds import DeviceHolds, HostHolds
+from prefixmesh.cache.pin_invariants import check_pinned_pages
 from prefixmesh.cache.pins import PinBudget, PinTable
 from prefixmesh.cache.seen_blocks import SeenBlocks
 from prefixmesh.cache.tier import Tier
@@ -88,7 +90,7 @@ class RadixCache:
     * keep: ``insert``, ``lock``, ``release``, ``pins``
     * give up: ``evict``, ``evict_host``, ``flush``
     * move between the tiers: ``transfers``
-    * look at: ``evictable_pages``, ``protected_pages``, ``owned_pages``, ``blocks``, ``seen``, ``render``, ``check_invariants``
+    * look at: ``evictable_pages``, ``protected_pages``, ``owned_pages``, ``blocks``, ``hot_prefixes``, ``seen``, ``render``, ``check_invariants``
     """
 
     def __init__(
@@ -319,6 +321,11 @@ class RadixCache:
         for pins in self.pins.together:
             pins.hold_again()
 
+    def hot_prefixes(self, now: float, *, max_prefixes: int, max_tokens: int) -> list[HotPrefix]:
+        """The prefixes that are used most, on whichever tier, none inside another (``hot_prefixes``): some milliseconds at most."""
+        root, page_bytes = self._accounts.root, self._page_bytes
+        return hot_prefixes(root, page_bytes, now, max_prefixes=max_prefixes, max_tokens=max_tokens)
+
     def owned_pages(self, tier: Tier = Tier.DEVICE) -> PageIndices:
         """Every page of a tier that this cache owns, copies in flight among them, in no order. O(pages)."""
         return owned_pages(self._accounts, self._transfers, tier)
@@ -334,11 +341,7 @@ class RadixCache:
         check_radix(self._accounts, self._transfers, self._page_bytes, self._block_size)
         for pins in self.pins.together:
             pins.check_invariants()
-            nodes = (node for _, node in nodes_below(self._accounts.root) if pins.pins_through(node))
-            pinned = sum(map(pins.held_pages, nodes))
-            if pinned != pins.pinned_pages:
-                what = f"{pinned} pages are pinned, {pins!r}"
-                raise broken_rule("RadixCache", "pins", what, self._accounts)
+            check_pinned_pages(pins, self._accounts)
         self.seen.check_invariants(self.blocks(Tier.DEVICE) | self.blocks(Tier.HOST))
 
     def render(self) -> str:

@@ -8,6 +8,7 @@ import hmac
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Final
 
 from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE, FINGERPRINT_VERSION
@@ -29,9 +30,9 @@ from prefixmesh.worker.engine_stats import TierCounts
 from prefixmesh.worker.front_adapters import FrontAdapters
 from prefixmesh.worker.kv_copies.books import CopyBooks
 from prefixmesh.worker.messages import AdapterInfo, EngineInfo
-from prefixmesh.worker.pin_answers import encode_pins
+from prefixmesh.worker.pin_answers import encode_hot, encode_pins
 from prefixmesh.worker.prefix_calls import ask
-from prefixmesh.worker.prefix_messages import ListPins, UnpinPrefix
+from prefixmesh.worker.prefix_messages import ListHotPrefixes, ListPins, UnpinPrefix
 from prefixmesh.worker.recent_stats import RecentStats
 from prefixmesh.worker.warm_order import check_pin_id, read_order
 from prefixmesh.worker.warming import Warming
@@ -39,6 +40,12 @@ from prefixmesh.worker.worker_reports import host_pool_of
 
 TELLING_CACHES: Final = frozenset({"radix", "off"})
 """Kinds of ``--prefix-cache`` of which routers are told the truth: that which says what comes and goes, and that which keeps nothing."""
+
+MAX_HOT_PREFIXES: Final = 1024
+"""More than anybody can take over within the time that a leaving worker has."""
+
+MAX_HOT_TOKENS: Final = 4 << 20
+"""Of all of them together: their ids fill a quarter of what one message may carry."""
 
 _S_PER_MS: Final = 1e-3
 
@@ -195,6 +202,17 @@ class WorkerControlService:
         """All pins of this worker, and what they hold after the step that the engine is in."""
         self._authenticate(context.invocation_metadata())
         return encode_pins(await ask(self._engine, lambda question: ListPins(question=question)))
+
+    async def ListHotPrefixes(  # noqa: N802  the service's own name
+        self, request: pb.HotPrefixesRequest, context: AnyContext
+    ) -> pb.HotPrefixesResponse:
+        """The prefixes that are used most here, for who takes over from this worker."""
+        self._authenticate(context.invocation_metadata())
+        for name, most in (("max_prefixes", MAX_HOT_PREFIXES), ("max_tokens", MAX_HOT_TOKENS)):
+            if not 1 <= (value := getattr(request, name)) <= most:
+                raise InvalidRequestError(name, f"must be from 1 to {most}, got {value}")
+        question = partial(ListHotPrefixes, max_prefixes=request.max_prefixes, max_tokens=request.max_tokens)
+        return encode_hot(await ask(self._engine, lambda number: question(question=number)))
 
     async def Drain(  # noqa: N802  the service's own name
         self, request: pb.DrainRequest, context: AnyContext

@@ -112,6 +112,7 @@ class EngineCore:
     def _handle(self, command: EngineCommand, now: float) -> list[Event]:
         match command:
             case Submit():
+                self._prefixes.note(command)
                 return self.submit(command, now)
             case Abort(request_id=request_id):
                 return self.abort(request_id, now)

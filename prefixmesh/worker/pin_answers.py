@@ -1,11 +1,11 @@
-"""What the engine told of its pins, as messages of ``WorkerControl``. Pure."""
+"""What the engine told of its pins, and of what is used most, as messages of ``WorkerControl``. Pure."""
 
 import math
 from typing import Final
 
 from prefixmesh.cache.tier import Tier
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
-from prefixmesh.worker.prefix_messages import PinInfo, PinTotals, PrefixAnswer
+from prefixmesh.worker.prefix_messages import HotPrefixInfo, PinInfo, PinTotals, PrefixAnswer
 
 _NO_TOTALS: Final = PinTotals(charged_pages=0, budget_pages=0, owner_budget_pages=0, version=0)
 _MS_PER_S: Final = 1e3
@@ -23,6 +23,23 @@ def encode_pins(answer: PrefixAnswer) -> pb.WorkerPinsResponse:
         host_budget_pages=totals.host_budget_pages,
         host_owner_budget_pages=totals.host_owner_budget_pages,
     )
+
+
+def encode_hot(answer: PrefixAnswer) -> pb.HotPrefixesResponse:
+    """The prefixes that are used most. O(tokens)."""
+    return pb.HotPrefixesResponse(prefixes=map(_encode_hot, answer.hot))
+
+
+def _encode_hot(hot: HotPrefixInfo) -> pb.HotPrefix:
+    name = hot.prefix
+    prefix = pb.Prefix(
+        namespace=name.namespace,
+        token_ids=name.tokens,
+        boundary_tokens=name.boundary_tokens,
+        tail_namespace=name.tail,
+        adapter_digest=hot.adapter,
+    )
+    return pb.HotPrefix(prefix=prefix, hits=hot.hits, owner=hot.owner)
 
 
 def _encode_pin(pin: PinInfo) -> pb.WorkerPinState:

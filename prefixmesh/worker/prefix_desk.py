@@ -16,9 +16,13 @@ from prefixmesh.errors import (
     PrefixmeshError,
     UnsupportedError,
 )
+from prefixmesh.ids import Namespace
 from prefixmesh.worker.engine_stats import PinCounts
+from prefixmesh.worker.messages import Submit
+from prefixmesh.worker.namespace_adapters import NamespaceAdapters
 from prefixmesh.worker.pin_book import NamedPin, PinBook
 from prefixmesh.worker.prefix_messages import (
+    HotPrefixInfo,
     KvWritten,
     ListHotPrefixes,
     ListPins,
@@ -27,6 +31,7 @@ from prefixmesh.worker.prefix_messages import (
     PinTotals,
     PrefixAnswer,
     PrefixCommand,
+    PrefixName,
     PrefixProblem,
     ReadKv,
     UnpinPrefix,
@@ -43,12 +48,15 @@ class PrefixDesk:
         """Only a radix cache pins."""
         self._cache = cache if isinstance(cache, RadixCache) else None
         self._pins = None if self._cache is None else PinBook(self._cache.pins.together)
+        self._adapters = NamespaceAdapters()
 
     def handle(self, command: PrefixCommand, now: float) -> PrefixAnswer:
         """Do what a command says, and answer it. What is refused has changed nothing."""
         try:
-            if self._pins is None or self._cache is None or isinstance(command, ListHotPrefixes):
+            if self._pins is None or self._cache is None:
                 raise UnsupportedError(_NO_RADIX)
+            if isinstance(command, ListHotPrefixes):
+                return self._hottest(self._cache, command, now)
             if isinstance(command, ReadKv | WriteKv):
                 return _look(self._cache, command)
             return self._see_to(self._pins, self._cache, command, now)
@@ -75,10 +83,26 @@ class PrefixDesk:
             version=self._pins.version,
         )
 
+    def note(self, command: Submit) -> None:
+        """A request comes: with which adapter the KV of its namespaces is computed. O(its public prefixes)."""
+        namespaces = [Namespace(command.namespace), *(public.namespace for public in command.public)]
+        self._adapters.note(namespaces, command.adapter)
+
     def check_invariants(self) -> None:
         """The pins' ids against the tree's pins. O(pins)."""
         if self._pins is not None:
             self._pins.check_invariants()
+
+    def _hottest(self, cache: RadixCache, command: ListHotPrefixes, now: float) -> PrefixAnswer:
+        """What is used most, but for prefixes of which nobody knows any more what they were computed with."""
+        found = cache.hot_prefixes(now, max_prefixes=command.max_prefixes, max_tokens=command.max_tokens)
+        hot: list[HotPrefixInfo] = []
+        for prefix in found:
+            adapter = self._adapters.adapter_of(prefix.key.namespace)
+            if adapter is not None:
+                name = PrefixName(*prefix.key)
+                hot.append(HotPrefixInfo(prefix=name, hits=prefix.hits, owner=prefix.owner, adapter=adapter))
+        return PrefixAnswer(question=command.question, hot=tuple(hot))
 
     def _see_to(
         self, book: PinBook, cache: RadixCache, command: PinPrefix | UnpinPrefix | ListPins, now: float

@@ -136,6 +136,8 @@ class HotPrefixInfo(msgspec.Struct, frozen=True, kw_only=True):
     prefix: PrefixName
     hits: int
     owner: str
+    adapter: str = ""
+    """Digest of the LoRA adapter that its KV is computed with; empty for the base model."""
 
 
 PrefixProblem = Literal["invalid", "not_found", "over_budget", "unsupported", "failed"]

@@ -48,7 +48,8 @@ class RunningCalls:
 
     @contextmanager
     def enter(self, request_id: RequestId, tenant: TenantId, branches: int = 1) -> Iterator[CallPlace]:
-        """Hold places for one call. O(1), and O(calls) with several branches.
+        """Hold places for one call. O(1), and O(calls) with several branches. One of no branch, which is the worker's own, takes no caller's
+        place, but is waited for as any.
 
         Raises UnavailableError once ``close`` was called and while drained, OverloadedError when there are too few places,
         InvalidRequestError when there can never be enough, UsedTicketError when a call with this id is running: a ticket was sent twice.

@@ -170,7 +170,7 @@ class Warming:
         try:
             async with self._turns:
                 request_id = RequestId(f"{_ID_PREFIX}{next(self._numbers)}")
-                with self._calls.enter(request_id, _NO_TENANT):
+                with self._calls.enter(request_id, _NO_TENANT, branches=0):
                     yield request_id
         finally:
             self._entered -= 1

@@ -3,19 +3,24 @@
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from prefixmesh.cache.hash_cache import HashCache
 from prefixmesh.cache.no_cache import NoCache
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.pins import PinBudget
+from prefixmesh.cache.public import PublicPrefix
 from prefixmesh.cache.radix_cache import RadixCache, RadixOptions
 from prefixmesh.cache.tier import Tier
+from prefixmesh.ids import Fingerprint, Namespace
 from prefixmesh.tokens import pack
 from prefixmesh.worker import pin_book
+from prefixmesh.worker.namespace_adapters import NamespaceAdapters
 from prefixmesh.worker.prefix_desk import PrefixDesk
 from prefixmesh.worker.prefix_messages import (
     KvWritten,
+    ListHotPrefixes,
     ListPins,
     PinPrefix,
     PrefixAnswer,
@@ -24,7 +29,8 @@ from prefixmesh.worker.prefix_messages import (
     UnpinPrefix,
     WriteKv,
 )
-from tests.support.cache_kit import NS_A, insert_prompt
+from tests.support.cache_kit import NS_A, NS_B, insert_prompt
+from tests.support.scheduling import submit_command
 
 PROMPT = (1, 2, 3, 4)
 
@@ -264,3 +270,28 @@ def test_how_much_is_here_may_be_asked_where_no_kv_is_copied() -> None:
 def test_a_pin_says_whether_it_is_new() -> None:
     bench = Desk()
     assert [bench.pin().made, bench.pin().made, bench.pin("other").made] == [True, False, True]
+
+
+def test_what_nobody_knows_the_adapter_of_is_not_handed_over() -> None:
+    """Its namespace does not tell how to compute it anew."""
+    bench = Desk()
+    for namespace in (NS_A, NS_B):
+        for _ in range(2):
+            insert_prompt(bench.cache, bench.allocator, PROMPT, namespace=namespace, now=bench.now)
+    question = ListHotPrefixes(question=2, max_prefixes=9, max_tokens=99)
+    assert bench.desk.handle(question, bench.now).hot == ()
+    bench.desk.note(msgspec.structs.replace(submit_command("r", [1], namespace=NS_B), adapter="digest"))
+    (hot,) = bench.desk.handle(question, bench.now).hot
+    assert (hot.prefix, hot.hits, hot.adapter) == (PrefixName(NS_B, pack(PROMPT)), 1, "digest")
+    bench.desk.note(submit_command("s", [1], public=(PublicPrefix(NS_A, 2, Fingerprint(1)),)))
+    assert len(bench.desk.handle(question, bench.now).hot) == 2
+
+
+def test_namespaces_are_remembered_within_a_bound() -> None:
+    adapters = NamespaceAdapters(limit=2)
+    adapters.note([NS_A], "a")
+    adapters.note([NS_B], "")
+    adapters.note([NS_A], "a")
+    adapters.note([Namespace(b"c" * 16)], "c")
+    assert [adapters.adapter_of(namespace) for namespace in (NS_A, NS_B)] == ["a", None]
+    assert len(adapters) == 2
