@@ -72,4 +72,4 @@ class FleetPins:
         await self.roster.close()
 
     def _wake(self) -> None:
-        self.keeper.wake()
+        self.keeper.wishes_changed()

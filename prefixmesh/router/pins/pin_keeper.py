@@ -6,10 +6,13 @@ second, and at once when something has changed; it waits for nobody, and no requ
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, Protocol
 
 from prefixmesh.errors import PrefixmeshError
+from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.pins.acting_lease import ActingLease
 from prefixmesh.router.pins.config import PinControllerConfig
 from prefixmesh.router.pins.controller import PinController
@@ -30,6 +33,9 @@ ROUND_S: Final = 0.25
 
 LEAST_GAP_S: Final = 0.02
 """And at least: a thousand changes at once are one."""
+
+_ON_THE_WAY: Final = frozenset({"warming", "waiting"})
+"""States of a replica that is to come."""
 
 WISHES_AT_A_TIME: Final = 64
 """Looked up in the index before others on the loop have their turn: a millisecond."""
@@ -91,6 +97,12 @@ class PinKeeper:
         self.workers: Sequence[WorkerSeen] = ()
         """As they were seen in the last round."""
 
+        self._wishes: Sequence[Wish] = ()
+        """That the last round went by."""
+
+        self._has_heard = asyncio.Event()
+        """Set once every worker that can be used had told of its pins."""
+
     @property
     def is_acting(self) -> bool:
         """Whether this router is the one that has pins kept. O(1)."""
@@ -99,6 +111,17 @@ class PinKeeper:
     def wake(self) -> None:
         """Something has changed: look at once."""
         self._changed.set()
+
+    def wishes_changed(self) -> None:
+        """There are other wishes: what every tenant may match is another at once."""
+        self._tell_public(self._clock.unix_ms)
+        self.wake()
+
+    async def hear_of_all(self, patience_s: float) -> None:
+        """Return once every worker has told what may be pinned there, or after ``patience_s``. At once but for a router that has just begun."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._has_heard.wait()
 
     def start(self) -> None:
         """Begin. Needs a running event loop."""
@@ -121,6 +144,16 @@ class PinKeeper:
             return None
         return self.controller.status(pin.wish)
 
+    def pins_to_move(self, endpoint: Endpoint) -> int:
+        """Pins of a worker that leaves which others are getting, or are about to be asked for, as of the last round. What nobody has room for
+        is none of them. O(wishes * workers)."""
+        theirs = next((seen.pins for seen in self.workers if seen.endpoint == endpoint), {})
+        statuses = [self.controller.status(wish) for wish in self._wishes if wish.pin_id in theirs]
+        return sum(
+            status.missing > 0 and any(one.state in _ON_THE_WAY for one in status.replicas)
+            for status in statuses
+        )
+
     async def _run(self) -> None:
         while True:
             try:
@@ -131,11 +164,9 @@ class PinKeeper:
             await self._until_changed(ROUND_S - LEAST_GAP_S)
 
     async def _until_changed(self, patience_s: float) -> None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 await self._changed.wait()
-        except TimeoutError:
-            pass
 
     async def _round(self) -> None:
         """See, decide, have done."""
@@ -144,7 +175,7 @@ class PinKeeper:
         unix_ms = self._clock.unix_ms
         self._tell_public(unix_ms)
         self._told.refresh(self._now)
-        wishes = self._roster.wishes(unix_ms)
+        self._wishes = wishes = self._roster.wishes(unix_ms)
         if self._heat is not None:
             wishes.extend(self._heat.wishes(self._now(), self.workers))
         proofs: Proofs = {}
@@ -153,6 +184,9 @@ class PinKeeper:
             await asyncio.sleep(0)
         hidden = self._roster.unresolved()
         self.workers = seen_workers(self._core.fleet, self._told.told, proofs, hidden)
+        usable = [worker for worker in self.workers if worker.usable]
+        if usable and all(worker.pins_at > -math.inf for worker in usable):
+            self._has_heard.set()
         self.actions.begin(self._decide(wishes))
         self._remove_what_is_over(unix_ms)
 

@@ -15,7 +15,7 @@ from prefixmesh.proto.v1 import inference_pb2
 from prefixmesh.proto.v1 import router_pb2 as pb
 from prefixmesh.requests import Prompt
 from prefixmesh.router.model import RouterModel
-from prefixmesh.router.pins.wishes import PinVersion
+from prefixmesh.router.pins.wishes import PinVersion, Wish
 from prefixmesh.side_thread import run_aside
 from prefixmesh.tokens import count
 
@@ -80,6 +80,18 @@ class PinPrompts:
             adapter=spec.adapter,
             adapter_digest=adapter_digest,
         )
+
+
+def wish_of(spec: pb.PinSpec, version: PinVersion) -> Wish:
+    """What is wished of the workers while a pin means this version. Its end is not in it: the wish is there as long as the pin is."""
+    return Wish(
+        source="pin",
+        owner=spec.owner,
+        name=spec.name,
+        tier=Tier(spec.tier),
+        replicas=spec.replicas,
+        version=version,
+    )
 
 
 def prompt_of(spec: pb.PinSpec) -> Prompt:

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final
 
-from prefixmesh.cache.tier import Tier
 from prefixmesh.errors import PrefixmeshError
-from prefixmesh.router.pins.pin_prompts import PinPrompts
+from prefixmesh.router.pins.pin_prompts import PinPrompts, wish_of
 from prefixmesh.router.pins.records import PINS, PinName, PinRecord, decode, is_same, is_same_prompt, name_of
 from prefixmesh.router.pins.wishes import PinVersion, Wish
 from prefixmesh.router.state_store import StateStore
@@ -207,14 +206,7 @@ class PinRoster:
         assert pin.tokens is not None
         pin.version = self._prompts.version(spec, pin.tokens, digest)
         pin.problem, pin.is_resolved = "", True
-        pin.wish = Wish(
-            source="pin",
-            owner=spec.owner,
-            name=spec.name,
-            tier=Tier(spec.tier),
-            replicas=spec.replicas,
-            version=pin.version,
-        )
+        pin.wish = wish_of(spec, pin.version)
         self._on_change()
 
     async def _build_all(self) -> None:

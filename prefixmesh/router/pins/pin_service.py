@@ -4,14 +4,18 @@ Answers come from what this router knows of the state's store and of the workers
 worker do anything: what becomes of a wish is ``pin_keeper``'s business.
 """
 
+import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from prefixmesh.errors import BudgetError, UnavailableError, UnsupportedError
 from prefixmesh.proto.v1 import router_pb2 as pb
 from prefixmesh.router.adapter_finder import AdapterFinder
+from prefixmesh.router.pins.budgets import owner_use, why_it_does_not_fit
 from prefixmesh.router.pins.pin_keeper import PinKeeper
-from prefixmesh.router.pins.pin_prompts import PinPrompts
+from prefixmesh.router.pins.pin_prompts import PinPrompts, wish_of
 from prefixmesh.router.pins.pin_roster import KnownPin, PinRoster
 from prefixmesh.router.pins.pin_rules import (
     MAX_PINS,
@@ -33,6 +37,7 @@ from prefixmesh.router.pins.records import (
     renewed,
 )
 from prefixmesh.router.pins.store_clock import StoreClock
+from prefixmesh.router.pins.wishes import PinVersion, Wish
 from prefixmesh.router.state_store import ABSENT, Entry, StateStore
 from prefixmesh.rpc.identity import ApiKeys, Caller, identify
 from prefixmesh.rpc.status import AnyContext
@@ -41,6 +46,13 @@ from prefixmesh.tokens import count
 _log = logging.getLogger(__name__)
 
 _MS_PER_S: Final = 1000.0
+
+FIRST_NEWS_S: Final = 2.0
+"""How long the first wish after a router's start waits to hear what workers may pin. Where one does not tell, the wish is taken all the
+same, and waits for its room."""
+
+STATUSES_AT_A_TIME: Final = 64
+"""Told of before others on the loop have their turn."""
 
 MAX_ATTEMPTS: Final = 8
 """Of a write that somebody else's came before: operators who write one pin at the same time are few."""
@@ -67,15 +79,22 @@ class PinService:
         self._store = store
         self._keys = keys
         self._keeper = keeper
+        self._coming: dict[str, Wish] = {}
+        """Wishes that were admitted and are being written, by key."""
 
     async def PutPin(  # noqa: N802  the service's own name
         self, message: pb.PutPinRequest, context: AnyContext
     ) -> pb.PutPinResponse:
         """Wish for a pin, or for another one under its name; the same again only begins its time anew."""
         spec = checked(self._caller(context), message.spec)
-        await self._adapters.find(spec.adapter)
+        digest = await self._adapters.find(spec.adapter)
         tokens = await self._prompts.tokens(spec)
-        self._check_counts(spec)
+        await self._keeper.hear_of_all(FIRST_NEWS_S)
+        with self._admitted(spec, self._prompts.version(spec, tokens, digest)):
+            return await self._write(spec, tokens)
+
+    async def _write(self, spec: pb.PinSpec, tokens: bytes) -> pb.PutPinResponse:
+        """Remember a wish, unless it is known already."""
         unix_ms = round(_MS_PER_S * await self._store.now())
         for _ in range(MAX_ATTEMPTS):
             entry = await self._store.get(key_of(spec))
@@ -110,12 +129,16 @@ class PinService:
         """An owner's pins, or everybody's, without their prompts."""
         caller = self._caller(context)
         owner = listed_owner(caller, message.owner)
-        pins = [self._status(pin, with_prompt=False) for pin in self._roster.pins(owner)]
-        return pb.ListPinsResponse(
-            pins=pins,
-            acting=self._keeper.is_acting,
-            actions=self._keeper.actions.counts if caller.is_admin else {},
-        )
+        answer = pb.ListPinsResponse()
+        for number, pin in enumerate(self._roster.pins(owner)):
+            if number % STATUSES_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+            answer.pins.append(self._status(pin, with_prompt=False))
+        answer.budgets.extend(self._budgets(owner))
+        answer.acting = self._keeper.is_acting
+        if caller.is_admin:
+            answer.actions.update(self._keeper.actions.counts)
+        return answer
 
     async def RemovePin(  # noqa: N802  the service's own name
         self, message: pb.RemovePinRequest, context: AnyContext
@@ -133,15 +156,45 @@ class PinService:
     def _caller(self, context: AnyContext) -> Caller:
         return identify(context.invocation_metadata(), self._keys)
 
-    def _check_counts(self, spec: pb.PinSpec) -> None:
-        if self._roster.get(PinName(spec.owner, spec.name)) is not None:
-            return
-        for owned, most, whose in (
-            (self._roster.count_of(spec.owner), MAX_PINS_PER_OWNER, f"{spec.owner!r} has"),
-            (len(self._roster), MAX_PINS, "all owners together have"),
+    @contextmanager
+    def _admitted(self, spec: pb.PinSpec, version: PinVersion) -> Iterator[None]:
+        """Until the block is left the wish counts, although the store does not know it yet: of a thousand at once each sees the others.
+
+        Raises BudgetError with the sums. O(pins * workers).
+        """
+        name, wish = PinName(spec.owner, spec.name), wish_of(spec, version)
+        known = self._roster.get(name)
+        if known is None or not is_same(known.record.spec, spec):
+            self._check_counts(name, is_new=known is None)
+            others = {one.key: one for one in self._roster.wishes(self._clock.unix_ms)} | self._coming
+            if why := why_it_does_not_fit(wish, others.values(), self._keeper.workers):
+                raise BudgetError(why)
+        self._coming[wish.key] = wish
+        try:
+            yield
+        finally:
+            if self._coming.get(wish.key) is wish:
+                del self._coming[wish.key]
+
+    def _check_counts(self, name: PinName, *, is_new: bool) -> None:
+        coming = [
+            wish for wish in self._coming.values() if self._roster.get(PinName(wish.owner, wish.name)) is None
+        ]
+        owned = self._roster.count_of(name.owner) + sum(wish.owner == name.owner for wish in coming)
+        for there, most, whose in (
+            (owned, MAX_PINS_PER_OWNER, f"{name.owner!r} has"),
+            (len(self._roster) + len(coming), MAX_PINS, "all owners together have"),
         ):
-            if owned >= most:
-                raise BudgetError(f"{whose} {owned} pins, and {most} are the most")
+            if is_new and there >= most:
+                raise BudgetError(f"{whose} {there} pins, and {most} are the most")
+
+    def _budgets(self, owner: str | None) -> Iterator[pb.PinBudgetUse]:
+        owners = {pin.record.spec.owner for pin in self._roster.pins()} if owner is None else {owner}
+        for one in sorted(owners):
+            use = owner_use(one, self._keeper.workers)
+            yield pb.PinBudgetUse(
+                owner=one, charged_tokens=use.charged_tokens, budget_tokens=use.budget_tokens
+            )
 
     def _status(self, pin: KnownPin, *, with_prompt: bool) -> pb.PinStatus:
         return status_of(pin, self._keeper.status(pin), self._clock.unix_ms, with_prompt=with_prompt)
