@@ -11,6 +11,7 @@ from prefixmesh.cli.failure import one_line
 from prefixmesh.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from prefixmesh.demo.pinned import Pinned
     from prefixmesh.demo.show import Caching, DemoResult
     from prefixmesh.demo.summary import Row
     from prefixmesh.fleet.events import FleetEvent
@@ -41,8 +42,8 @@ _COLUMNS: Final = "  #  tenant            user    turn  worker     prompt  cache
 def demo(model: str, workers: int, users: int, turns: int, max_tokens: int, json_file: Path | None) -> None:
     """Start two workers and a router, and serve two tenants' customers with and without prefix caches.
 
-    Each tenant's policy of over 1,200 tokens opens every conversation. Exit code 0 only when every request was answered and no tenant was
-    served from the other's cache.
+    Each tenant's policy of over 1,200 tokens opens every conversation; after the first pass it is pinned on all workers. Exit code 0 only
+    when every request was answered, no tenant was served from the other's cache, and all workers held what was pinned.
     """
     from prefixmesh.cli.progress import FleetProgress
     from prefixmesh.demo.show import DemoSettings, run_demo
@@ -57,12 +58,12 @@ def demo(model: str, workers: int, users: int, turns: int, max_tokens: int, json
             if event.kind == "fleet_ready":
                 click.secho(_COLUMNS, dim=True)
 
-        result = run_demo(settings, report, _print_title, _print_row)
+        result = run_demo(settings, report, _print_title, _print_row, _print_pinned)
     _print_summary(result)
     figures = (result.cache_on.summary, result.cache_off.summary)
     if json_file is not None:
-        json_file.write_text(json.dumps(as_json(*figures), indent=2) + "\n")
-    problems = find_problems(*figures, expected_requests=settings.requests)
+        json_file.write_text(json.dumps(as_json(*figures, result.pinned), indent=2) + "\n")
+    problems = find_problems(*figures, expected_requests=settings.requests) + result.pinned.problems()
     if problems:
         raise click.ClickException("; ".join(problems))
 
@@ -78,6 +79,20 @@ def _print_row(row: "Row") -> None:
         f"{row.prompt_tokens:6,}  {row.cached_tokens:6,} ({share:4.0%})  {row.first_token_ms:9,.0f} ms",
         fg=None if row.is_cold else "green",
     )
+
+
+def _print_pinned(pinned: "Pinned") -> None:
+    from prefixmesh.demo.pinned import rows_of
+
+    click.secho(f"\n{pinned.headline()}", bold=True)
+    click.secho("     tenant            a new customer asks  prompt  cached            first token", dim=True)
+    for tenant, visit in rows_of(pinned):
+        share = visit.cached_tokens / visit.prompt_tokens
+        click.secho(
+            f"     {tenant:16}  {one_line(visit.worker):19}  {visit.prompt_tokens:6,}  "
+            f"{visit.cached_tokens:6,} ({share:4.0%})  {visit.first_token_ms:9,.0f} ms",
+            fg="green",
+        )
 
 
 def _print_summary(result: "DemoResult") -> None:

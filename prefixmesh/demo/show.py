@@ -1,18 +1,21 @@
-"""The whole demo: a local fleet with prefix caches, the workload, and the same again without."""
+"""The whole demo: a local fleet with prefix caches, the workload, its policies pinned on every worker; and the workload again without."""
 
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from prefixmesh import paths
 from prefixmesh.config import DEFAULT_MODEL, EngineConfig
 from prefixmesh.demo.passes import OnRow, PassResult, check_policies, run_pass
+from prefixmesh.demo.pin_policies import pin_policies
+from prefixmesh.demo.pinned import Pinned
 from prefixmesh.demo.workload import TenantScript, make_workload
 from prefixmesh.fleet.events import FleetEvent, Report
-from prefixmesh.fleet.fleet import Fleet
+from prefixmesh.fleet.fleet import Endpoints, Fleet
 from prefixmesh.fleet.keeper import (
     StopSignals,
     fleet_session,
@@ -32,6 +35,8 @@ STOP_GRACE_S: Final = 5.0
 """Nothing runs any more when a pass is over."""
 
 Caching = Literal["on", "off"]
+OnPinned = Callable[[Pinned], None]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,16 +63,21 @@ class DemoSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoResult:
-    """Both passes."""
+    """Both passes, and the policies pinned between them."""
 
     cache_on: PassResult
+    pinned: Pinned
     cache_off: PassResult
 
 
 def run_demo(
-    settings: DemoSettings, report: Report, on_pass: Callable[[Caching], None], on_row: OnRow
+    settings: DemoSettings,
+    report: Report,
+    on_pass: Callable[[Caching], None],
+    on_row: OnRow,
+    on_pinned: OnPinned,
 ) -> DemoResult:
-    """Start a fleet of its own, run both passes, leave nothing behind; blocks for a minute or two.
+    """Start a fleet of its own, run both passes, pin between them, leave nothing behind; blocks for a minute or two.
 
     Raises what made a part or a request fail, and KeyboardInterrupt after a signal.
     """
@@ -75,7 +85,7 @@ def run_demo(
     with interruptible():
         request = prepare_model(check_request(_request(settings)), report)
         with fleet_session(request, report) as session:
-            return asyncio.run(_play(settings, request, tenants, session, report, on_pass, on_row))
+            return asyncio.run(_play(settings, request, tenants, session, report, on_pass, on_row, on_pinned))
 
 
 def _request(settings: DemoSettings) -> FleetRequest:
@@ -94,21 +104,26 @@ async def _play(
     report: Report,
     on_pass: Callable[[Caching], None],
     on_row: OnRow,
+    on_pinned: OnPinned,
 ) -> DemoResult:
     signals = StopSignals()
     signals.install()
     secret = load_or_create(paths.fleet_secret_file())
     stage = _Stage(settings, tenants, session, secret, signals, report, on_row)
     on_pass("on")
-    cache_on = await stage.run(request)
+    async with stage.fleet(request) as endpoints:
+        cache_on = await stage.play(endpoints)
+        pinned = await stage.pin(endpoints)
+    on_pinned(pinned)
     on_pass("off")
     engine = dataclasses.replace(request.engine, prefix_cache="off")
-    cache_off = await stage.run(dataclasses.replace(request, engine=engine))
-    return DemoResult(cache_on=cache_on, cache_off=cache_off)
+    async with stage.fleet(dataclasses.replace(request, engine=engine)) as endpoints:
+        cache_off = await stage.play(endpoints)
+    return DemoResult(cache_on=cache_on, pinned=pinned, cache_off=cache_off)
 
 
 class _Stage:
-    """Runs one pass on a fresh fleet."""
+    """Runs what the demo shows, each pass on a fresh fleet."""
 
     def __init__(
         self,
@@ -124,25 +139,36 @@ class _Stage:
         self._session, self._secret = session, secret
         self._signals, self._report, self._on_row = signals, report, on_row
 
-    async def run(self, request: FleetRequest) -> PassResult:
+    @asynccontextmanager
+    async def fleet(self, request: FleetRequest) -> AsyncIterator[Endpoints]:
+        """A fleet that is up, and gone afterwards."""
         began = time.monotonic()
         fleet = Fleet(plan_fleet(request, self._session.view()), self._session, self._secret, self._report)
         try:
             endpoints = await start_unless_asked_to_stop(fleet, self._signals)
             ready_s = time.monotonic() - began
             self._report(FleetEvent(kind="fleet_ready", detail=endpoints.router, seconds=ready_s))
-            if self._settings.model == DEFAULT_MODEL:
-                await check_policies(endpoints.router, self._tenants)
-            result = await self._run_unless_asked_to_stop(endpoints.router)
+            yield endpoints
             await fleet.stop(STOP_GRACE_S)
-            return result
         finally:
             fleet.kill()
 
-    async def _run_unless_asked_to_stop(self, router: str) -> PassResult:
-        running = asyncio.create_task(
-            run_pass(router, self._tenants, self._settings.max_tokens, self._on_row)
+    async def play(self, endpoints: Endpoints) -> PassResult:
+        """One pass of the workload."""
+        if self._settings.model == DEFAULT_MODEL:
+            await check_policies(endpoints.router, self._tenants)
+        return await self._unless_asked_to_stop(
+            run_pass(endpoints.router, self._tenants, self._settings.max_tokens, self._on_row)
         )
+
+    async def pin(self, endpoints: Endpoints) -> Pinned:
+        """Every policy on every worker."""
+        return await self._unless_asked_to_stop(
+            pin_policies(endpoints.router, endpoints.workers, self._tenants, self._settings.max_tokens)
+        )
+
+    async def _unless_asked_to_stop(self, doing: Coroutine[Any, Any, _T]) -> _T:
+        running = asyncio.create_task(doing)
         asked = asyncio.create_task(self._signals.asked.wait())
         await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from prefixmesh.demo.pinned import Pinned
+
 COLD_BELOW: Final = 0.5
 """A request is cold when less than this share of its prompt was cached, else warm."""
 
@@ -81,9 +83,9 @@ def summarise(rows: Sequence[Row], wall_s: float) -> Summary:
     )
 
 
-def as_json(cache_on: Summary, cache_off: Summary) -> dict[str, Any]:
-    """What ``--json`` writes: the pass with caching, and the one without under ``cache_off``."""
-    return {**_figures(cache_on), "cache_off": _figures(cache_off)}
+def as_json(cache_on: Summary, cache_off: Summary, pinned: Pinned) -> dict[str, Any]:
+    """What ``--json`` writes: the pass with caching, what was pinned after it, and the pass without under ``cache_off``."""
+    return {**_figures(cache_on), "pinned": pinned.as_json(), "cache_off": _figures(cache_off)}
 
 
 def find_problems(cache_on: Summary, cache_off: Summary, expected_requests: int) -> list[str]:

@@ -24,7 +24,7 @@ def test_demo_shows_and_writes_both_passes_and_leaves_nothing(tmp_path: Path) ->
     done = prefixmesh(tmp_path, "demo", "--model", str(model), *settings, "--json", str(file))
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.endswith(" ms") and "worker-" in line]
-    assert len(rows) == 2 * REQUESTS
+    assert len(rows) == 2 * REQUESTS + TENANTS  # of both passes, and a pinned question of each tenant
     assert "With prefix caches" in done.stdout
     assert "The same with caching off" in done.stdout
     figures = json.loads(file.read_text())
@@ -37,4 +37,9 @@ def test_demo_shows_and_writes_both_passes_and_leaves_nothing(tmp_path: Path) ->
     assert figures["ttft_warm_ms"] > 0
     assert (off["cached_share"], off["ttft_warm_ms"]) == (0, None)
     assert off["cached_share_possible"] > 0.5
+    assert "pinned: 1 of 1 workers hold each policy" in done.stdout
+    for policy in figures["pinned"]:
+        (visit,) = policy["first_questions"]
+        assert visit["worker"] == "worker-0"
+        assert 0.5 * visit["prompt_tokens"] < policy["tokens"] <= visit["cached_tokens"]
     assert processes_of(tmp_path) == []

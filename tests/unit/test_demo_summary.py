@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from prefixmesh.demo.pinned import Pinned, PinnedPolicy, Visit
 from prefixmesh.demo.summary import Row, Summary, as_json, compare, find_problems, summarise
 
 
@@ -30,6 +31,36 @@ ON = summarise(
 OFF = summarise([row(0, 500)] * 5, wall_s=9.0)
 
 
+def policy(tenant: str, held: int = 2, cached: int = 90) -> PinnedPolicy:
+    """80 tokens pinned on two workers, and a question of 100 to each."""
+    visits = tuple(
+        Visit(worker=f"worker-{n}", prompt_tokens=100, cached_tokens=cached, first_token_ms=9) for n in (0, 1)
+    )
+    why = "" if held == 2 else "worker-1: no room"
+    return PinnedPolicy(tenant=tenant, tokens=80, wanted=2, held=held, why=why, visits=visits)
+
+
+PINNED = Pinned(policies=(policy("a"), policy("b")), seconds=1.25)
+
+
+def test_pins_that_worked_are_told_in_a_line() -> None:
+    assert PINNED.headline() == "pinned: 2 of 2 workers hold each policy · 1.2 s after they were asked to"
+    assert PINNED.problems() == []
+
+
+def test_pins_that_did_not_work_are_problems() -> None:
+    """A worker that lacks one, by its reason; a worker that says it has one, and was found without; no worker at all."""
+    lacking = Pinned(policies=(policy("a", held=1), policy("b", cached=79)), seconds=60)
+    assert "1 of 2 hold a's, 2 of 2 hold b's" in lacking.headline()
+    assert lacking.problems() == [
+        "1 of 2 workers hold a's policy: worker-1: no room",
+        "worker-0 had 79 of b's 80 pinned tokens",
+        "worker-1 had 79 of b's 80 pinned tokens",
+    ]
+    nobody = dataclasses.replace(policy("a"), wanted=0, held=0, visits=())
+    assert len(Pinned(policies=(nobody,), seconds=60).problems()) == 1
+
+
 def test_shares_are_of_prompt_tokens() -> None:
     """All requests together, not a mean of means."""
     assert ON.cached_share == pytest.approx(284 / 500)
@@ -44,7 +75,7 @@ def test_cold_is_less_than_half_cached() -> None:
 
 def test_the_json_has_both_passes() -> None:
     """The keys that others read, at the top for caching and under ``cache_off`` without it."""
-    figures = as_json(ON, OFF)
+    figures = as_json(ON, OFF, PINNED)
     keys = {
         "requests",
         "cached_share",
@@ -57,6 +88,7 @@ def test_the_json_has_both_passes() -> None:
     assert keys <= figures["cache_off"].keys()
     assert figures["requests_per_worker"] == {"worker-0": 4, "worker-1": 1}
     assert figures["cache_off"]["ttft_warm_ms"] is None
+    assert [one["held"] for one in figures["pinned"]] == [2, 2]
 
 
 def test_prefill_saved_is_against_the_pass_without_caches() -> None:
