@@ -1,6 +1,7 @@
 """The pin controller, case by case: who is chosen, what is let go and when, and what an operator is told."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -318,3 +319,24 @@ def test_a_pin_whose_time_is_to_begin_anew_is_asked_for_again() -> None:
     orders = f.settle([wish(replicas=1, expires_at=300.0)])
     assert warms(orders) == [("a", "pin/alice/p@1")]
     assert f.workers["a"].pins["pin/alice/p@1"].expires_at == 300.0
+
+
+def test_a_pin_that_leaves_is_counted_on_no_more() -> None:
+    f, w = three(), wish(replicas=2)
+    f.settle([w])
+    assert len(unpins(f.step([wish(replicas=1)]))) == 1
+    assert warms(f.step([w])) == [("c", w.pin_id)]
+    assert f.controller.status(w).held == 1
+
+
+def test_a_pin_that_may_have_been_let_go_is_counted_on_when_a_new_list_has_it() -> None:
+    f, w = three(), wish(replicas=2)
+    f.settle([w])
+    asked_at = f.now
+    (order,) = f.step([wish(replicas=1)])
+    f.controller.ended(order.number, "no answer", f.now)
+    old = [replace(worker.seen(f.now), pins_at=asked_at) for worker in f.workers.values()]
+    f.controller.step(f.now, [w], old, acts=False)
+    assert f.controller.status(w).held == 1
+    f.controller.step(f.now, [w], [worker.seen(f.now + 1) for worker in f.workers.values()], acts=False)
+    assert f.controller.status(w).held == 2

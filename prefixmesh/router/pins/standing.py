@@ -43,8 +43,8 @@ class Standing:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that are wanted hold it."""
-        return len(self.held) >= self.wanted
+        """Whether all that are wanted hold it. Where nobody can at all, nobody does."""
+        return len(self.held) >= max(1, self.wanted)
 
 
 class Standings:
