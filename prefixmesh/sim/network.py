@@ -88,7 +88,8 @@ class Network:
         self._cut: set[tuple[Name, Name]] = set()
         # What the ends of silently cut links are told once those are mended.
         self._notices: dict[tuple[Name, Name], list[Callable[[], Any]]] = {}
-        self._streams: dict[tuple[Name, Name], set[Stream[Any]]] = {}
+        # In the order in which they were opened, in which they break: sets would go by addresses in memory, another order in each run.
+        self._streams: dict[tuple[Name, Name], dict[Stream[Any], None]] = {}
         self.counts = NetworkCounts()
 
     def set_quality(
@@ -160,7 +161,7 @@ class Network:
         when the link fails or the sender dies; a stream over a cut link breaks at once, over a silently cut one it stalls. Messages of
         which ``may_garble`` is true are lost, doubled and overtaken as the link's quality says."""
         stream = Stream(self, self._sim, (source, target), on_message, on_broken, buffer, may_garble)
-        self._streams.setdefault((source, target), set()).add(stream)
+        self._streams.setdefault((source, target), {})[stream] = None
         if self.is_cut(source, target) and (source, target) not in self._notices:
             stream.break_off()
         return stream
@@ -169,7 +170,7 @@ class Network:
         """Know a stream no longer; for the stream itself, when it has ended."""
         streams = self._streams.get(stream.ends)
         if streams is not None:
-            streams.discard(stream)
+            streams.pop(stream, None)
             if not streams:
                 del self._streams[stream.ends]
 

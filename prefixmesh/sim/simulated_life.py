@@ -137,7 +137,7 @@ class Life:
         self._inbox: deque[EngineCommand] = deque()
         self._calls: dict[str, _OpenCall] = {}
         # Those of which a fault holds something up, ended or not.
-        self._held_up: set[_OpenCall] = set()
+        self._held_up: dict[_OpenCall, None] = {}  # in order, as a set would not be
         self._is_awake = False
         self._is_over = False
         self._alarm: Timer | None = None
@@ -270,9 +270,9 @@ class Life:
         faults, resumed = self._worker.faults_now(), count(one.call.submit.resumed)
         while one.held and told_tokens(one.held[0], resumed) <= faults.stream_stops_at:
             self._answer(one, one.held.popleft(), faults)
-        self._held_up.discard(one)
+        self._held_up.pop(one, None)
         if one.held and one.call.answer.is_open:
-            self._held_up.add(one)
+            self._held_up[one] = None
             self._sim.call_later(HELD_LOOK_S, self._worker.when_awake, lambda: self._tell_caller(one))
 
     def _answer(self, one: _OpenCall, event: RequestEvent, faults: FaultsNow) -> None:
