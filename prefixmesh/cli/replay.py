@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from prefixmesh.cli.replay_faults import MIXED, run_faults
 from prefixmesh.cli.replay_table import Title, as_object, as_page, print_figures
 
 if TYPE_CHECKING:
@@ -72,6 +73,13 @@ DEFAULT_POLICIES: Final = ("cost", "match_gate", "block_cost", "weighted_scores"
 )
 @click.option("--requests", type=int, help="About so many, of a workload that is named.")
 @click.option("--block-size", type=int, help="Tokens that its blocks have.  [default: 64]")
+@click.option(
+    "--faults",
+    type=click.Choice((MIXED,)),
+    help="Another form: for each seed a piece of the trace, made small, through a fleet of a few workers in which crashes, cuts, lies and "
+    "the like are mixed, over a network, and then what must hold. Fleet, policy and profile are the seed's.",
+)
+@click.option("--seeds", type=int, default=1, show_default=True, help="How many of those, from --seed on.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of policies and workloads that draw.")
 @click.option(
     "--report",
@@ -96,6 +104,8 @@ def replay(
     requests: int | None,
     block_size: int | None,
     report: Path | None,
+    faults: str | None,
+    seeds: int,
     sweep: bool,
     as_json: bool,
     seed: int,
@@ -109,6 +119,10 @@ def replay(
     from prefixmesh.sim.replay_profiles import read_profile
     from prefixmesh.sim.replay_spec import POLICIES, ReplaySpec
 
+    made = {"requests": requests, "block_size": block_size}
+    if faults is not None:
+        run_faults(_workload(trace, seed, made), seed, seeds, as_json=as_json)
+        return
     if report is not None:
         from prefixmesh.bench.replay_plots import require_matplotlib
 
@@ -122,8 +136,7 @@ def replay(
     fleet |= {"timing": speeds.timing, "seed": seed, "objective": objective, **weight}
     kinds: Sequence[Any] = tuple(dict.fromkeys(kind.strip() for kind in caches.split(",")))
     specs = [ReplaySpec(cache=kind, **fleet) for kind in kinds]
-    made = {"requests": requests, "block_size": block_size, "concurrent": _customers(trace, specs[0])}
-    workload = _workload(trace, seed, {name: value for name, value in made.items() if value is not None})
+    workload = _workload(trace, seed, made | {"concurrent": _customers(trace, specs[0])})
     runs = _runs(specs, names)
     found = _run(workload, runs)
     title = Title(workload, specs[0], profile, speeds.source)
@@ -143,13 +156,14 @@ def _refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
             )
 
 
-def _workload(trace: str, seed: int, made: dict[str, int]) -> "Workload":
+def _workload(trace: str, seed: int, asked: "Mapping[str, int | None]") -> "Workload":
     from random import Random
 
     from prefixmesh.errors import ConfigError
     from prefixmesh.sim.workload_file import read_workload
     from prefixmesh.sim.workloads.catalogue import GENERATORS, make_workload
 
+    made = {name: value for name, value in asked.items() if value is not None}
     if Path(trace).exists():
         if made:
             raise ConfigError(f"{', '.join(made)}: a file has the requests and blocks that it has")

@@ -52,8 +52,8 @@ def is_quiet(run: "FaultRun") -> bool:
 
 
 def _broken(run: "FaultRun") -> Iterator[str]:
-    for client in run.traffic.clients:
-        yield from _of_client(client, run.traffic.expected(client))
+    for client in run.callers.clients:
+        yield from _of_client(client, run.callers.expected(client))
     for client in run.last:
         if client.error is not None or client.ended_at is None:
             yield f"{client!r}: asked when all was quiet, and not answered: {client.error}"

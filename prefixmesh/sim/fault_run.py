@@ -18,6 +18,7 @@ from typing import Final
 import click
 import msgspec
 import torch
+import xxhash
 
 from prefixmesh.config import EngineConfig
 from prefixmesh.history import Closed, HistoryList
@@ -27,12 +28,14 @@ from prefixmesh.router.policy import PolicyConfig
 from prefixmesh.sim.fake_engine import ModelIdentity
 from prefixmesh.sim.fault_invariants import broken_rules, is_quiet
 from prefixmesh.sim.fault_script import FleetScript, LinkFault, LinkFaultKind, draw_script
-from prefixmesh.sim.fault_traffic import LONG_S, Traffic
+from prefixmesh.sim.fault_traffic import LONG_S, Callers, Traffic
 from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.network import LinkQuality, Network
 from prefixmesh.sim.simulated_router import SimulatedRouter
 from prefixmesh.sim.simulated_worker import SimulatedWorker
 from prefixmesh.sim.timing import TimingModel
+from prefixmesh.sim.trace_traffic import TraceTraffic
+from prefixmesh.sim.workload import Workload
 from prefixmesh.worker_report import WorkerReport
 
 VOCAB: Final = 64
@@ -99,6 +102,9 @@ class FaultReport:
     calls: int = 0
     """Of the simulation: the same seed makes as many."""
 
+    log_digest: str = ""
+    """Of all that was noted, with its times: the same for the same seed."""
+
     last_records: list[str] = field(default_factory=list)
     """Of a run that failed."""
 
@@ -112,7 +118,8 @@ class FaultReport:
 class FaultRun:
     """One seed. ``run`` it once."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, workload: Workload | None = None) -> None:
+        """``workload``: what is asked is a piece of it, made small (``trace_traffic``), and not conversations of our own."""
         self.seed = seed
         self.sim = Simulation(seed)
         self.network = Network(self.sim, GOOD)
@@ -158,7 +165,13 @@ class FaultRun:
             for name in router_names
         ]
         self._plan(self.script)
-        self.traffic = Traffic(self.sim, self.network, self.routers, vocab_size=VOCAB, lasts_s=LASTS_S)
+        asks = self.sim.fork_rng("traffic")
+        self.callers = Callers(self.sim, self.network, self.routers, asks, vocab_size=VOCAB)
+        self.traffic = (
+            Traffic(self.sim, self.callers, asks, vocab_size=VOCAB, lasts_s=LASTS_S)
+            if workload is None
+            else TraceTraffic(self.sim, self.callers, asks, workload, vocab_size=VOCAB, lasts_s=LASTS_S)
+        )
 
     def run(self) -> FaultReport:
         """All of it; what it comes to. An error that comes out of the simulation is a problem like others."""
@@ -169,7 +182,7 @@ class FaultRun:
         except Exception as error:  # whatever it is, the seed and the script must be told
             logging.getLogger(__name__).debug("fault_run_failed", exc_info=True)
             report.problems.append(f"{type(error).__name__}: {error}")
-        clients = self.traffic.clients
+        clients = self.callers.clients
         report.requests, report.calls = len(clients), self.sim.calls
         report.finished = sum(one.error is None and one.ended_at is not None for one in clients)
         records = [one for history in self.histories.values() for one in history.records]
@@ -177,8 +190,10 @@ class FaultRun:
         report.attempts = sum(type(one).__name__ == "Placed" for one in records)
         lives = [worker.life for worker in self.workers.values() if worker.life is not None]
         report.loaded_back = sum(life.engine.core.stats().tiers.loaded_back_tokens for life in lives)
+        trace = self.trace()
+        report.log_digest = xxhash.xxh3_64_hexdigest("\n".join(trace).encode())
         if report.problems:
-            report.last_records = self.trace()[-SHOWN_RECORDS:]
+            report.last_records = trace[-SHOWN_RECORDS:]
         return report
 
     def trace(self) -> list[str]:
@@ -193,14 +208,14 @@ class FaultRun:
     def _go_through(self) -> None:
         self.sim.run_until(max(LASTS_S, self.script.over_s))
         end = self.sim.now + LONG_S
-        while self.traffic.open_requests and self.sim.now < end:
+        while self.callers.open_requests and self.sim.now < end:
             self.sim.run_for(1.0)
         end = self.sim.now + QUIET_S
         self.sim.run_for(LOOK_S)
         while not is_quiet(self) and self.sim.now < end:
             self.sim.run_for(LOOK_S)
         self.last = [
-            self.traffic.ask(self.traffic.question(), LONG_S, number) for number in range(len(self.routers))
+            self.callers.ask(self.traffic.question(), LONG_S, number) for number in range(len(self.routers))
         ]
         self.sim.run_for(LAST_S)
         for router in self.routers:
@@ -226,9 +241,9 @@ class FaultRun:
         return partial(network.cut, *fault.ends, silently=silently), partial(network.mend, *fault.ends)
 
 
-def run_seed(seed: int) -> FaultReport:
-    """One seed from beginning to end."""
-    return FaultRun(seed).run()
+def run_seed(seed: int, workload: Workload | None = None) -> FaultReport:
+    """One seed from beginning to end, with conversations of our own or a piece of a workload."""
+    return FaultRun(seed, workload).run()
 
 
 def first_failing(

@@ -44,17 +44,17 @@ DIRECT: Final = 0.3
 """Share of requests whose callers stream from workers themselves."""
 
 
-class Traffic:
-    """All requests of a run. They begin by themselves."""
+class Callers:
+    """Who asks the fleet of a fault run, and what has become of it. ``rng`` draws how each request goes."""
 
     def __init__(
         self,
         sim: Simulation,
         network: Network,
         routers: Sequence[SimulatedRouter],
+        rng: Random,
         *,
         vocab_size: int,
-        lasts_s: float,
     ) -> None:
         self.clients: list[SimulatedClient] = []
         """In the order in which they have asked."""
@@ -65,11 +65,7 @@ class Traffic:
         # What each router's direct callers share, as the calls of one client do.
         self._memories = [RouteMemory() for _ in routers]
         self._vocab_size = vocab_size
-        self._rng = sim.fork_rng("traffic")
-        for _ in range(CONVERSATIONS):
-            namespace, prompt = self._beginning()
-            turns = self._rng.randint(1, MOST_TURNS)
-            sim.call_later(self._rng.uniform(0.0, lasts_s), self._turn, namespace, prompt, turns)
+        self._rng = rng
 
     @property
     def open_requests(self) -> int:
@@ -77,14 +73,57 @@ class Traffic:
         return sum(client.ended_at is None for client in self.clients)
 
     def ask(self, question: Question, timeout_s: float, router: int) -> SimulatedClient:
-        """One request more, which the router carries."""
+        """One request, which the router carries."""
         return self._ask(question, timeout_s, router, lambda _: None, is_direct=False)
+
+    def come(self, question: Question, on_end: OnClientEnd) -> None:
+        """One request, by any router or without: some have next to no time, and of some the caller leaves."""
+        rng = self._rng
+        timeout_s = rng.uniform(0.05, 2.0) if rng.random() < HASTY else LONG_S
+        router, is_direct = rng.randrange(len(self._routers)), rng.random() < DIRECT
+        client = self._ask(question, timeout_s, router, on_end, is_direct=is_direct)
+        if rng.random() < CANCELLED:
+            self._sim.call_later(rng.expovariate(5.0), client.cancel)
 
     def expected(self, client: SimulatedClient) -> list[int]:
         """Its undisturbed answer."""
         question = client.question
         prompt = unpack(question.prompt).tolist()
         return expected_answer(question.namespace, prompt, question.max_tokens, self._vocab_size)
+
+    def _ask(
+        self, question: Question, timeout_s: float, router: int, on_end: OnClientEnd, *, is_direct: bool
+    ) -> SimulatedClient:
+        client = SimulatedClient(
+            self._sim,
+            self._network,
+            f"client-{len(self.clients)}",
+            self._routers[router],
+            question,
+            timeout_s,
+            on_end,
+            memory=self._memories[router] if is_direct else None,
+        )
+        self.clients.append(client)
+        client.begin()
+        return client
+
+
+class Traffic:
+    """Conversations of our own. They begin by themselves."""
+
+    def __init__(
+        self, sim: Simulation, callers: Callers, rng: Random, *, vocab_size: int, lasts_s: float
+    ) -> None:
+        """``rng`` is that of the callers too."""
+        self._sim = sim
+        self._callers = callers
+        self._vocab_size = vocab_size
+        self._rng = rng
+        for _ in range(CONVERSATIONS):
+            namespace, prompt = self._beginning()
+            turns = rng.randint(1, MOST_TURNS)
+            sim.call_later(rng.uniform(0.0, lasts_s), self._turn, namespace, prompt, turns)
 
     def question(self) -> Question:
         """Some question."""
@@ -103,28 +142,7 @@ class Traffic:
                 pause_s = rng.uniform(0.0, 1.0)
                 self._sim.call_later(pause_s, self._turn, namespace, prompt + client.tokens, turns_left - 1)
 
-        timeout_s = rng.uniform(0.05, 2.0) if rng.random() < HASTY else LONG_S
-        router, is_direct = rng.randrange(len(self._routers)), rng.random() < DIRECT
-        client = self._ask(question, timeout_s, router, on_end, is_direct=is_direct)
-        if rng.random() < CANCELLED:
-            self._sim.call_later(rng.expovariate(5.0), client.cancel)
-
-    def _ask(
-        self, question: Question, timeout_s: float, router: int, on_end: OnClientEnd, *, is_direct: bool
-    ) -> SimulatedClient:
-        client = SimulatedClient(
-            self._sim,
-            self._network,
-            f"client-{len(self.clients)}",
-            self._routers[router],
-            question,
-            timeout_s,
-            on_end,
-            memory=self._memories[router] if is_direct else None,
-        )
-        self.clients.append(client)
-        client.begin()
-        return client
+        self._callers.come(question, on_end)
 
     def _beginning(self) -> tuple[Namespace, list[int]]:
         system = self._rng.randrange(SYSTEMS)

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from prefixmesh.cli.main import main
 from prefixmesh.errors import ConfigError
+from prefixmesh.sim import fault_run
 from prefixmesh.sim.public_traces import PUBLIC_TRACES, check_file, public_trace
 from prefixmesh.sim.workload_file import read_workload
 from prefixmesh.sim.workloads.catalogue import GENERATORS
@@ -102,6 +103,29 @@ def test_workload_that_is_named_has_the_length_that_is_asked_for() -> None:
     assert (told["trace"]["block_size"], told["fleet"]["concurrency"]) == (4, 3)
 
 
+def test_faults_hold_under_a_trace_and_a_seed_is_a_run() -> None:
+    told, again = (
+        json.loads(
+            run("replay", "agents", "--requests", "80", "--faults", "mixed", "--seeds", "2", "--json").stdout
+        )
+        for _ in range(2)
+    )
+    assert told == again
+    assert told["requests"] > told["finished"] > 0
+    assert told["faults"] >= 2
+    printed = run("replay", SAMPLE, "--faults", "mixed", "--seed", "1").stdout
+    assert "Nothing is broken, lost or left." in printed
+
+
+def test_seed_that_breaks_a_rule_is_told_with_its_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fault_run, "broken_rules", lambda _: ["worker-0: 1 locks are left"])
+    result = run("replay", SAMPLE, "--faults", "mixed", "--seed", "7")
+    assert result.exit_code == 1
+    assert "seed 7" in result.stdout
+    assert "worker-0: 1 locks are left" in result.stdout
+    assert "--faults mixed --seed 7" in result.stdout
+
+
 def test_all_is_every_policy_and_ceiling() -> None:
     assert {"cost", "prefix_hash", "backlog", "one_infinite_cache"} <= set(figures("--policy", "all"))
 
@@ -165,6 +189,7 @@ def test_file_is_told_from_the_trace_by_size_and_checksum(tmp_path: Path) -> Non
         (("replay", SAMPLE, "--routers", "65"), "routers must be from 1 to 64, got 65"),
         (("replay", SAMPLE, "--cache", "tree"), "cache must be one of radix, hash, off, got 'tree'"),
         (("replay", SAMPLE, "--slo-ttft-ms", "0"), "ttft_ms must be milliseconds above 0"),
+        (("replay", SAMPLE, "--faults", "mixed", "--seeds", "0"), "seeds must be from 1 to 1000000, got 0"),
         (("replay", SAMPLE, "--requests", "5"), "a file has the requests and blocks that it has"),
         (("replay", "chat", "--requests", "4000001"), "requests must be from 1 to 4000000, got 4000001"),
         (("replay", SAMPLE, "--device-tokens", "5"), "device_tokens must hold the largest request"),
