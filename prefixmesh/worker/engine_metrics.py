@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from prefixmesh.cache.ledger import LedgerRow
-from prefixmesh.worker.engine_stats import AdapterCounts, Stats, TierCounts
+from prefixmesh.worker.engine_stats import AdapterCounts, PinCounts, Stats, TierCounts
 from prefixmesh.worker.recent_stats import RecentStats
 
 
@@ -29,6 +29,7 @@ class EngineMetrics(Collector):
         yield from _cache_families(stats.cache)
         yield from _load_families(stats)
         yield from _tier_families(stats.tiers, stats.load_back_ms_per_token)
+        yield from _pin_families(stats.pins)
         yield from _adapter_families(stats.adapters)
         yield GaugeMetricFamily(
             "prefixmesh_engine_stats_age_seconds",
@@ -151,6 +152,27 @@ def _tier_families(tiers: TierCounts, load_back_ms_per_token: float) -> Iterator
         "prefixmesh_disk_bad_files",
         "Files that were not what they should be, and were put away.",
         tiers.disk_bad_files,
+    )
+
+
+def _pin_families(pins: PinCounts) -> Iterator[Metric]:
+    yield GaugeMetricFamily("prefixmesh_pins", "Pins, by the ids that others chose.", pins.pins)
+    yield _labelled(
+        GaugeMetricFamily,
+        "prefixmesh_pinned_pages",
+        "Pages that are cached and that a pin keeps, by tier.",
+        "tier",
+        {"device": pins.pinned_pages, "host": pins.host_pinned_pages},
+    )
+    yield _labelled(
+        GaugeMetricFamily,
+        "prefixmesh_pin_charged_pages",
+        "Pages of all pins' prefixes, cached or not, by tier.",
+        "tier",
+        {"device": pins.charged_pages, "host": pins.host_charged_pages},
+    )
+    yield GaugeMetricFamily(
+        "prefixmesh_pin_budget_pages", "Most pages of the device that those may be.", pins.budget_pages
     )
 
 

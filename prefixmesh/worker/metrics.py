@@ -21,6 +21,7 @@ from prefixmesh.worker.engine_client import EngineClient
 from prefixmesh.worker.engine_metrics import EngineMetrics
 from prefixmesh.worker.messages import EngineInfo
 from prefixmesh.worker.recent_stats import RecentStats
+from prefixmesh.worker.warm_metrics import WarmMetrics
 
 METRICS_HOST: Final = "127.0.0.1"
 METRICS_PATH: Final = "/metrics"
@@ -37,6 +38,7 @@ class WorkerMetrics:
         self, engine: EngineClient, recent: RecentStats, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.calls = CallMetrics()
+        self.warms = WarmMetrics()
         self._recent = recent
         self._engine = engine
         self._clock = clock
@@ -45,7 +47,7 @@ class WorkerMetrics:
         self._made_at: float | None = None
         self._is_ready = False
         self._registry = CollectorRegistry()
-        for collector in (EngineMetrics(recent), self.calls, self._identity):
+        for collector in (EngineMetrics(recent), self.calls, self.warms, self._identity):
             self._registry.register(collector)
         ProcessCollector(registry=self._registry)
         ProcessCollector(namespace="prefixmesh_engine", pid=lambda: _pid_of(engine), registry=self._registry)

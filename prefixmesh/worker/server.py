@@ -240,7 +240,13 @@ class WorkerServer:
             tokenizer=text.tokenizer,
             copies=RequestCopies(copier, info.page_size),
         )
-        self._warming = Warming(engine=self._engine, adapters=adapters, calls=self._calls, copier=copier)
+        self._warming = Warming(
+            engine=self._engine,
+            adapters=adapters,
+            calls=self._calls,
+            copier=copier,
+            metrics=self._metrics.warms,
+        )
         identity = WorkerIdentity(
             worker_id=config.worker_id,
             incarnation=self._incarnation,

@@ -19,7 +19,7 @@ from itertools import count
 from typing import Final, Protocol
 
 from prefixmesh.cache.tier import Tier
-from prefixmesh.errors import InternalError, NotFoundError, OverloadedError, PrefixmeshError
+from prefixmesh.errors import InternalError, NotFoundError, OverloadedError
 from prefixmesh.ids import RequestId, TenantId
 from prefixmesh.kv_source import KvSource
 from prefixmesh.requests import MAX_PRIORITY
@@ -40,6 +40,7 @@ from prefixmesh.worker.prefix_messages import (
 )
 from prefixmesh.worker.running_calls import RunningCalls
 from prefixmesh.worker.unheard import look_at
+from prefixmesh.worker.warm_metrics import WarmedTokens, WarmMetrics
 from prefixmesh.worker.warm_order import PinOrder, WarmOrder
 
 MAX_WARMS: Final = 2
@@ -119,6 +120,7 @@ class Warming:
         adapters: FrontAdapters,
         calls: RunningCalls,
         copier: Bringer | None = None,
+        metrics: WarmMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``calls`` are the worker's: who drains or stops takes no warming, and waits for what is under way. Without ``copier`` all is
@@ -127,6 +129,7 @@ class Warming:
         self._adapters = adapters
         self._calls = calls
         self._copier = copier
+        self._metrics = WarmMetrics() if metrics is None else metrics
         self._clock = clock
         self._turns = asyncio.Semaphore(MAX_WARMS)
         self._numbers = count(1)
@@ -138,8 +141,6 @@ class Warming:
         """Pins that calls under way have made, and no call has ended well with."""
 
         self._undoing: set[asyncio.Task[None]] = set()
-        self.outcomes: Counter[str] = Counter()
-        """Calls that have ended: ``done``, ``cancelled``, or the reason of the error."""
 
     async def warm(self, order: WarmOrder, time_left_s: float | None) -> Warmed:
         """Do what ``order`` says, within ``time_left_s`` where there is such a limit.
@@ -153,9 +154,9 @@ class Warming:
                 left_s = math.inf if time_left_s is None else time_left_s - (self._clock() - began)
                 warmed = await self._see_to(order, request_id, left_s, began)
         except BaseException as error:
-            self.outcomes[_outcome(error)] += 1
+            self._metrics.failed(error)
             raise
-        self.outcomes["done"] += 1
+        self._metrics.warmed(WarmedTokens(warmed.found_tokens, warmed.copied_tokens, warmed.computed_tokens))
         return warmed
 
     @asynccontextmanager
@@ -337,9 +338,3 @@ def _owner(order: WarmOrder) -> str:
 
 def _tier(order: WarmOrder) -> Tier:
     return order.pin.tier if order.pin is not None else Tier.DEVICE
-
-
-def _outcome(error: BaseException) -> str:
-    if isinstance(error, asyncio.CancelledError):
-        return "cancelled"
-    return error.reason.lower() if isinstance(error, PrefixmeshError) else "internal"

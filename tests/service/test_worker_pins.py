@@ -22,8 +22,9 @@ from prefixmesh.proto.v1 import inference_pb2
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.rpc.status import from_rpc_error
 from prefixmesh.tokens import pack
-from prefixmesh.worker import warming
+from prefixmesh.worker import metrics, warming
 from tests.support.fake_engine import FakeStage, fake_worker
+from tests.support.scraping import scrape
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.servers import eventually, scripted_worker
 
@@ -367,3 +368,25 @@ async def test_the_hottest_prefixes_are_told_for_who_takes_over() -> None:
             with pytest.raises(InvalidRequestError) as caught:
                 await ask(worker, "ListHotPrefixes", pb.HotPrefixesRequest(**fields))
             assert caught.value.field == field
+
+
+async def test_pins_and_warming_are_on_the_metrics_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "LEAST_INTERVAL_S", 0.0)
+    async with fake_worker(EngineConfig(**SETTINGS), metrics_port=0) as worker:
+        await warm(worker, pin=pin())
+        await warm(worker, prefix=prefix([*PROMPT, 30, 31, 32, 33]), pin=pin("q"))
+        with pytest.raises(BudgetError):
+            await warm(worker, prefix=prefix([7] * 64), pin=pin("r"))
+        url = worker.worker.bound.metrics_url
+        assert url is not None
+        page = await scrape(url)
+        assert page.value("prefixmesh_pins") == 2
+        assert page.value("prefixmesh_pinned_pages", tier="device") == 6
+        assert page.value("prefixmesh_pin_charged_pages", tier="device") == 11
+        assert page.value("prefixmesh_pin_charged_pages", tier="host") == 0
+        assert page.value("prefixmesh_pin_budget_pages") == 30
+        assert page.value("prefixmesh_warms_total", outcome="warmed") == 2
+        assert page.value("prefixmesh_warms_total", outcome="over_budget") == 1
+        assert page.value("prefixmesh_warmed_tokens_total", source="computed") == 24
+        assert page.value("prefixmesh_warmed_tokens_total", source="found") == 20
+        assert page.value("prefixmesh_requests_total", outcome="length") == 0
