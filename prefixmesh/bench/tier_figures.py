@@ -13,7 +13,7 @@ from prefixmesh.bench.result import Result, yardstick_as_json
 from prefixmesh.bench.timing import Measurement
 from prefixmesh.bench.yardstick import Yardstick, mean_yardstick
 
-Unit = Literal["share", "x", "s", "ms", "GB/s", "tokens/s", "tokens"]
+Unit = Literal["share", "x", "s", "ms", "GB/s", "tokens/s", "tokens", "bytes"]
 """Of a share more is better, of what else has a target less."""
 
 
@@ -58,8 +58,8 @@ def measured(values: Sequence[float], calls: int = 1) -> Measurement:
     return Measurement(statistics.median(values), None, max(values), calls, len(values))
 
 
-def as_json(report: Report) -> dict[str, Any]:
-    """What ``--json`` prints: plain values."""
+def as_json(report: Report, *, in_process: bool = True) -> dict[str, Any]:
+    """What ``--json`` prints: plain values. ``in_process`` says whether neither gRPC nor a socket is in any figure."""
     setup = report.setup
     return {
         "model": setup.model,
@@ -70,7 +70,7 @@ def as_json(report: Report) -> dict[str, Any]:
             "versions": dict(setup.versions),
             "yardsticks": yardstick_as_json(report.yardstick),
         },
-        "in_process": True,
+        "in_process": in_process,
         "sizes": dict(setup.sizes),
         "engine": dict(setup.settings),
         "figures": [_as_dict(result) for result in report.results],

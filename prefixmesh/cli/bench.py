@@ -3,6 +3,7 @@
 import click
 
 from prefixmesh.cli.bench_cache import cache
+from prefixmesh.cli.bench_copies import copies
 from prefixmesh.cli.bench_engine import engine
 from prefixmesh.cli.bench_index import index
 from prefixmesh.cli.bench_route import route
@@ -15,6 +16,7 @@ def bench() -> None:
 
 
 bench.add_command(cache)
+bench.add_command(copies)
 bench.add_command(engine)
 bench.add_command(index)
 bench.add_command(route)

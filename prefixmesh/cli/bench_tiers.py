@@ -75,8 +75,13 @@ def _print_report(report: "Report", *, quick: bool) -> None:
     if quick:
         click.echo("quick: small prompts and few repeats; these figures are no measure of anything")
     names = ("figure", "median", "most", "repeats", "target", "")
-    print_table(names, ("figure", ""), [_row(result) for result in report.results])
+    print_table(names, ("figure", ""), [row(result) for result in report.results])
     click.echo(LEGEND)
+    print_notes(report)
+
+
+def print_notes(report: "Report") -> None:
+    """What else is good to know of each figure."""
     for result in report.results:
         if result.notes:
             seen = ", ".join(
@@ -85,7 +90,8 @@ def _print_report(report: "Report", *, quick: bool) -> None:
             click.echo(f"{result.figure.title.strip()}: {seen}")
 
 
-def _row(result: "Result[Figure]") -> "list[str | Text]":
+def row(result: "Result[Figure]") -> "list[str | Text]":
+    """A figure as a line of the table."""
     figure, measured = result.figure, result.measurement
     return [
         figure.title,

@@ -1,30 +1,206 @@
 """KV copied between two workers through their sockets: the same bytes, the same answers, and whatever goes wrong is computed."""
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
+import grpc.aio
 import pytest
 
-from tests.support.copying_workers import ask, kv_of, source, two_workers
-from tests.support.tiny_model import make_tiny_model
+from prefixmesh.errors import (
+    AuthenticationError,
+    InvalidRequestError,
+    OtherKvError,
+    OverloadedError,
+    PrefixmeshError,
+)
+from prefixmesh.proto.v1 import worker_control_pb2 as control
+from prefixmesh.rpc.status import from_rpc_error
+from prefixmesh.tokens import pack
+from prefixmesh.worker import read_prefix
+from prefixmesh.worker.kv_copies import choice, parts
+from tests.support.copying_workers import (
+    ask,
+    copier,
+    fleet,
+    kv_of,
+    pages_of,
+    prefix,
+    read,
+    read_request,
+    source,
+    two_workers,
+)
+from tests.support.servers import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="function")
 
 PROMPT = [3 + i * 7 % 400 for i in range(200)]
+OTHER = [5 + i * 11 % 400 for i in range(200)]
+SMALL_PARTS = 16
+"""Tokens in a part, where a test wants several."""
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+@pytest.fixture(autouse=True)
+def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is tiny: to compute it would be quicker. Nor is a loaded machine to give up."""
+    monkeypatch.setattr(choice, "BEGIN_MS", -1e9)
+    monkeypatch.setattr(choice, "LEAST_PATIENCE_MS", 60_000.0)
 
 
-async def test_a_request_whose_ticket_names_a_holder_computes_only_what_that_has_not(model: Path) -> None:
-    async with two_workers(model) as (holder, taker):
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part is ``SMALL_PARTS`` pages: of the tiny model, 512 bytes a token."""
+    monkeypatch.setattr(parts, "PART_BYTES", SMALL_PARTS * 512)
+
+
+async def refusal_of(
+    worker: Worker, request: control.ReadPrefixRequest, metadata: Any = None
+) -> PrefixmeshError:
+    call = worker.control.ReadPrefix(
+        request, metadata=worker.control_metadata() if metadata is None else metadata
+    )
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in call:
+            pass
+    return from_rpc_error(caught.value)
+
+
+async def test_a_request_whose_ticket_names_a_holder_computes_only_what_that_has_not(
+    tiny_model_folder: Path,
+) -> None:
+    async with two_workers(tiny_model_folder) as (holder, taker):
         computed = await ask(holder, PROMPT)
         copied = await ask(taker, PROMPT, source(holder, len(PROMPT)))
         assert copied.token_ids == computed.token_ids
         for told in (copied.started.cached_tokens, copied.finished.usage.cached_tokens):
             assert (told.device, told.host, told.disk, told.peer) == (0, 0, 0, len(PROMPT) - 1)
-        whole = PROMPT + computed.token_ids[:-1]
-        assert await kv_of(taker, whole[:-1]) == (await kv_of(holder, whole[:-1]))
+        assert await kv_of(taker, PROMPT) == await kv_of(holder, PROMPT)
         again = await ask(taker, PROMPT, source(holder, len(PROMPT)), number=1)
         assert (again.started.cached_tokens.device, again.started.cached_tokens.peer) == (len(PROMPT) - 1, 0)
+
+
+async def test_both_sides_tell_what_was_copied_and_given(tiny_model_folder: Path, small_parts: None) -> None:
+    async with two_workers(tiny_model_folder) as (holder, taker):
+        await ask(holder, PROMPT)
+        await ask(taker, PROMPT, source(holder, len(PROMPT)))
+        size = len(PROMPT) - 1
+        metadata = holder.control_metadata()
+        gave = (await holder.control.Describe(control.DescribeRequest(), metadata=metadata)).copies
+        took = (await taker.control.Describe(control.DescribeRequest(), metadata=metadata)).copies
+        assert (gave.given_tokens, gave.given_bytes, gave.copied_tokens) == (size, size * 512, 0)
+        assert (took.copied_tokens, took.copied_bytes, took.given_tokens) == (size, size * 512, 0)
+        assert (took.failed_copies, took.copying) == (0, 0)
+
+
+async def test_the_parts_of_a_stream_follow_each_other_and_can_be_asked_for_from_any_page_on(
+    tiny_model_folder: Path, small_parts: None
+) -> None:
+    async with fleet(tiny_model_folder, [{"page_size": 4}]) as (holder,):
+        await ask(holder, PROMPT)
+        header, *sent = await read(holder, [*PROMPT, 1, 2, 3])
+        told = header.header
+        assert (told.held_tokens, told.layout.page_size, told.incarnation) == (
+            200,
+            4,
+            holder.bound.incarnation,
+        )
+        at = 0
+        for message in sent:
+            part = message.part
+            assert part.start_tokens == at
+            at += part.tokens
+            assert part.checksum == parts.checksum(pack(PROMPT), at, part.kv)
+            assert len(part.kv) == part.tokens * 512
+        assert at == len(PROMPT)
+        assert len(sent) == 13
+        _, *later = await read(holder, PROMPT, 160)
+        assert b"".join(one.part.kv for one in later) == b"".join(one.part.kv for one in sent)[160 * 512 :]
+
+
+async def test_what_is_not_the_same_kv_is_refused_before_a_byte_is_sent(tiny_model_folder: Path) -> None:
+    async with two_workers(tiny_model_folder, page_size=4) as (holder, _):
+        await ask(holder, PROMPT)
+        others: tuple[dict[str, Any], ...] = (
+            {"model_revision": "other"},
+            {"layout_digest": "other"},
+            {"incarnation": holder.bound.incarnation ^ 1},
+        )
+        for wrong in others:
+            error = await refusal_of(holder, await read_request(holder, PROMPT, **wrong))
+            assert isinstance(error, OtherKvError), error
+        malformed: tuple[tuple[dict[str, Any], str], ...] = (
+            ({"start_tokens": 2}, "start_tokens"),
+            ({"start_tokens": -4}, "start_tokens"),
+            ({"start_tokens": 200}, "start_tokens"),
+            ({"prefix": control.Prefix(namespace=b"short", token_ids=pack(PROMPT))}, "prefix.namespace"),
+            ({"prefix": control.Prefix(namespace=b"n" * 16, token_ids=b"abc")}, "prefix.token_ids"),
+        )
+        for wrong, field in malformed:
+            error = await refusal_of(holder, await read_request(holder, PROMPT, **wrong))
+            assert isinstance(error, InvalidRequestError), error
+            assert error.field == field
+        error = await refusal_of(holder, await read_request(holder, PROMPT), metadata=())
+        assert isinstance(error, AuthenticationError)
+
+
+async def test_more_readers_than_a_worker_takes_are_sent_away(
+    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_prefix, "MAX_READERS", 0)
+    async with two_workers(tiny_model_folder) as (holder, taker):
+        computed = await ask(holder, PROMPT)
+        assert isinstance(await refusal_of(holder, await read_request(holder, PROMPT)), OverloadedError)
+        answer = await ask(taker, PROMPT, source(holder))
+        assert (answer.token_ids, answer.started.cached_tokens.peer) == (computed.token_ids, 0)
+
+
+async def test_a_draining_worker_gives_what_it_has(tiny_model_folder: Path) -> None:
+    """That is what its drain waits for."""
+    async with two_workers(tiny_model_folder) as (holder, taker):
+        await ask(holder, PROMPT)
+        await holder.control.Drain(control.DrainRequest(), metadata=holder.control_metadata())
+        answer = await ask(taker, PROMPT, source(holder))
+        assert answer.started.cached_tokens.peer == len(PROMPT) - 1
+
+
+async def test_a_holder_of_another_layout_gives_nothing_and_the_request_is_computed(
+    tiny_model_folder: Path,
+) -> None:
+    async with fleet(tiny_model_folder, [{"page_size": 4}, {}]) as (holder, taker):
+        computed = await ask(holder, PROMPT)
+        brought = await copier(taker).bring(prefix(PROMPT), [source(holder)], "acme")
+        assert "KV lies otherwise here" in brought.problem
+        answer = await ask(taker, PROMPT, source(holder))
+        assert (answer.token_ids, answer.started.cached_tokens.peer) == (computed.token_ids, 0)
+        assert (await pages_of(taker))[2] == 0
+
+
+async def test_sources_that_are_gone_or_hold_less_are_followed_by_the_next(tiny_model_folder: Path) -> None:
+    """A life that is over, an address where nobody is, one that has half, and one that has all."""
+    async with fleet(tiny_model_folder, [{}, {}, {}]) as (half, whole, taker):
+        await ask(half, PROMPT[:100], max_tokens=0)
+        await ask(whole, PROMPT, max_tokens=0)
+        sources = [
+            source(whole, incarnation=1),
+            source(half, address="127.0.0.1:1"),
+            source(half),
+            source(whole, address=f"localhost:{whole.bound.port}"),
+        ]
+        brought = await copier(taker).bring(prefix(PROMPT), sources, "acme")
+        assert brought == (0, len(PROMPT), "")
+        books = taker.server._copies
+        assert (books.copied_tokens, books.failed_copies) == (len(PROMPT), 3)
+        assert half.server._copies.given_tokens == 100
+        assert whole.server._copies.given_tokens == 100
+
+
+async def test_one_copy_of_a_prefix_is_under_way_at_a_time(tiny_model_folder: Path) -> None:
+    async with two_workers(tiny_model_folder) as (holder, taker):
+        await ask(holder, PROMPT, max_tokens=0)
+        answers = await asyncio.gather(
+            *(ask(taker, PROMPT, source(holder, len(PROMPT)), number=number) for number in range(4))
+        )
+        assert {answer.started.cached_tokens.peer for answer in answers} == {len(PROMPT) - 1}
+        assert taker.server._copies.copied_tokens == len(PROMPT) - 1
+        assert not len(copier(taker))
