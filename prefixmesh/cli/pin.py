@@ -217,7 +217,9 @@ def _end(steps: "Sequence[Step]", path: Path) -> None:
 
     failed = [step for step in steps if step.error is not None]
     for step in failed:
-        click.echo(one_line(f"{path}: pin {step.spec.name!r}: {step.error}"), err=True)
+        named = f"pin {step.spec.name!r}"
+        problem = f"{step.error}".removeprefix(f"{named} ").removeprefix(f"{named}: ")
+        click.echo(one_line(f"{path}: {named}: {problem}"), err=True)
     if failed:
         message = f"{len(failed)} of {len(steps)} pins failed"
         raise BadRequest(message) if is_callers_fault(failed) else click.ClickException(message)

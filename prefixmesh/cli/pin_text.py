@@ -59,8 +59,8 @@ def print_pin(pin: "PinStatus") -> None:
 
 def told(pin: "PinStatus") -> str:
     """How far a pin is, in one line."""
-    line = f"{one_line(pin.spec.name)}: {pin.held} of {pin.wanted} workers hold its {pin.tokens:,} tokens"
-    return line + (f"; {one_line(pin.why)}" if pin.why else "")
+    counts = f"{pin.held} of {pin.wanted} workers hold its {pin.tokens:,} tokens" if pin.wanted else ""
+    return f"{one_line(pin.spec.name)}: " + "; ".join(filter(None, (counts, one_line(pin.why))))
 
 
 def budget_line(use: "PinBudgetUse") -> str:

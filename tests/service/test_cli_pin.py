@@ -171,7 +171,7 @@ async def test_bad_option_is_named_and_nothing_is_put(options: tuple[str, ...], 
 async def test_refusal_for_the_budget_shows_the_sums() -> None:
     result = await one(ScriptedPins(room=0), "pin", "add", "p", "--text", "x")
     assert result.exit_code == 1
-    assert "may pin 100 tokens, has 90, and this one takes 20" in result.stderr
+    assert "20 tokens wanted, 10 of 100 are left" in result.stderr
 
 
 async def test_server_that_knows_no_pins_is_said_so() -> None:

@@ -102,7 +102,7 @@ async def test_what_the_budget_had_no_room_for_is_tried_again_after_the_removal(
     swapped = TWO.replace("name: greeting", "name: welcome")
     refused = await apply(pins, home, swapped)
     assert refused.exit_code == 1
-    assert "pins.yaml: pin 'welcome': acme may pin 100 tokens" in refused.stderr
+    assert "pins.yaml: pin 'welcome': of acme: 20 tokens wanted" in refused.stderr
     assert "1 of 2 pins failed" in refused.stderr
     assert (await apply(pins, home, swapped, "--prune")).exit_code == 0
     assert set(pins.pins) == {("acme", "support"), ("acme", "welcome")}

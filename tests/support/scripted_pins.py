@@ -44,7 +44,7 @@ class ScriptedPins:
             spec.tenant = spec.tenant or spec.owner
         key = (spec.owner, spec.name)
         if self.room is not None and key not in self.pins and len(self.pins) >= self.room:
-            raise BudgetError(f"{spec.owner} may pin 100 tokens, has 90, and this one takes 20")
+            raise BudgetError(f"pin {spec.name!r} of {spec.owner}: 20 tokens wanted, 10 of 100 are left")
         changed = self.pins.get(key) != spec
         self.pins[key] = spec
         self.calls.append(f"put {spec.name}")
