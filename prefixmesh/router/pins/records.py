@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from google.protobuf.message import DecodeError
 
+from prefixmesh.adapter_names import is_adapter_name
 from prefixmesh.proto.v1 import router_pb2 as pb
 
 PINS: Final = "pins/"
@@ -84,7 +85,7 @@ def name_of(key: str) -> PinName | None:
     """The pin that a key of the store is for; None for a key that is none of ours."""
     owner, _, name = key.removeprefix(PINS).partition("/")
     pin = PinName(unquote(owner), name)
-    return pin if pin.key == key else None
+    return pin if pin.key == key and is_adapter_name(name) else None
 
 
 def encode(record: PinRecord) -> bytes:
