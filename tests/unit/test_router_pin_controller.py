@@ -242,6 +242,15 @@ def test_the_last_holder_of_the_old_version_stays_where_there_is_no_room_for_bot
     )
 
 
+def test_a_worker_that_waits_for_its_turn_is_not_told_to_lack_the_room_that_was_set_aside_for_it() -> None:
+    f, w = fleet(PinWorker("a", budget=10), PinWorker("b", budget=10)), wish(replicas=2)
+    (order,) = f.step([w])
+    assert (order.endpoint, f.controller.status(w).why) == (
+        "a",
+        "a: is being warmed; b: is next, when a move is free",
+    )
+
+
 def test_what_is_removed_or_expired_or_wanted_by_fewer_is_let_go_at_once() -> None:
     f = three()
     gone, ends, fewer = wish("gone"), wish("ends", expires_at=150.0), wish("fewer", replicas=3)

@@ -10,6 +10,8 @@ from prefixmesh.router.pins.sizes import has_prompt
 from prefixmesh.router.pins.standing import Standing
 from prefixmesh.router.pins.wishes import ReplicaState, ReplicaStatus, Wish, WishStatus
 
+NEXT: Final = "is next, when a move is free"
+
 MAX_REASONS: Final = 8
 """Told at once: an operator reads the first few, and a fleet may have hundreds of workers."""
 
@@ -143,10 +145,12 @@ def _reason(standing: Standing, site: Site, scene: Scene, memory: Memory) -> str
     failure = memory.warms.last(seen.endpoint, seen.incarnation, pin_id)
     if failure is not None and scene.now < failure.until:
         return _failed(failure, scene.now)
+    if pin_id in site.chosen:
+        return NEXT  # the room that is gone there is its own
     problem = no_room(wish, site)
     if problem and any(carried.site is site for carried in scene.old.get(wish.key, ())):
         problem += ", beside the version before, which stays until another worker holds this one"
-    return problem or "is next, when a move is free"
+    return problem or NEXT
 
 
 def no_room(wish: Wish, site: Site) -> str:
