@@ -1,6 +1,7 @@
 """One behaviour for every ``StateStore``: a keeper's own tests add nothing but a factory here."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing
 from pathlib import Path
@@ -196,6 +197,22 @@ async def test_lease_is_renewed_and_given_back(store: StateStore) -> None:
     assert await take_lease(store, "l", "r2", ttl_s=1.0, now=2.0) is None
     assert await release_lease(store, renewed)
     assert await take_lease(store, "l", "r2", ttl_s=1.0, now=2.0) is not None
+
+
+async def test_lease_of_another_clock_or_of_nobody_is_free(store: StateStore) -> None:
+    """A store that takes another's place has the time of its own machine; and somebody may have written there."""
+    assert await take_lease(store, "l", "r1", ttl_s=5.0, now=1000.0) is not None
+    assert await take_lease(store, "l", "r2", ttl_s=5.0, now=400.0) is not None
+    await store.put("l", b"\xff no lease")
+    assert await take_lease(store, "l", "r2", ttl_s=5.0, now=400.0) is not None
+
+
+async def test_clock_is_the_keepers(store: StateStore) -> None:
+    """One that goes on, in seconds since 1970."""
+    first = await store.now()
+    assert abs(first - time.time()) < 60
+    assert await store.now() >= first
+    assert store.is_shared == isinstance(store, state_redis.RedisStore)
 
 
 async def test_of_several_who_find_a_lease_ended_one_gets_it(store: StateStore) -> None:
