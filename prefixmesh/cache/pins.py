@@ -62,7 +62,7 @@ class PinTable:
 
     * wish and unwish: ``add``, ``remove``, ``expire``
     * told by the tree: ``grown``, ``let_go``, ``hold_again``
-    * look at: ``status``, ``of``, ``statuses``, ``charged_to``, ``check_invariants``
+    * look at: ``awaits``, ``status``, ``of``, ``statuses``, ``charged_to``, ``check_invariants``
     """
 
     def __init__(
@@ -158,6 +158,16 @@ class PinTable:
         """
         for pin in tuple(self.waiting.get((parent, edge), ())):
             self._hold(pin)
+
+    def awaits(self, node: TreeNode) -> bool:
+        """Whether a pin waits for this tier to have what lies on the path to ``node``. O(1) while none waits, else O(depth)."""
+        if not self.waiting:
+            return False
+        while (parent := node.parent) is not None:
+            if (parent, node.edge) in self.waiting:
+                return True
+            node = parent
+        return False
 
     def let_go(self) -> None:
         """Release all that is held, for a flush; every pin stays, as a wish. O(pins x depth)."""

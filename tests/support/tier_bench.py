@@ -13,6 +13,7 @@ from prefixmesh.worker.cache_recorder import CacheRecorder
 from prefixmesh.worker.engine import EngineCore
 from prefixmesh.worker.engine_rates import EngineRates
 from prefixmesh.worker.messages import Admitted, Ended, Event, TokensOut
+from prefixmesh.worker.prefix_desk import PrefixDesk
 from prefixmesh.worker.request import Request
 from prefixmesh.worker.scheduler import Scheduler, SchedulerConfig, Step
 from prefixmesh.worker.tiers.disk_jobs import Disk
@@ -96,6 +97,7 @@ class TierBench:
             scheduler=self.scheduler,
             runner=self.model,
             recorder=recorder,
+            prefixes=PrefixDesk(self.cache),
             clock=lambda: self.now,
         )
         self.events: list[Event] = []

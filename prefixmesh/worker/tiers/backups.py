@@ -34,9 +34,9 @@ class BackupQueue:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def inserted(self, node: TreeNode) -> None:
-        """The path to ``node`` is complete on the device."""
-        if self._policy == "write_through":
+    def inserted(self, node: TreeNode, *, is_wanted: bool = False) -> None:
+        """The path to ``node`` is complete on the device. A pin may want it on the host, whatever the policy says."""
+        if is_wanted or self._policy == "write_through":
             self._add(node)
 
     def matched(self, node: TreeNode) -> None:

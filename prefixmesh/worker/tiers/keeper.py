@@ -11,8 +11,7 @@ flight until ``collect`` takes its outcome; nothing here waits but ``wait``.
     DiskDesk ────────── what was read ───────────► begin_fetch ───► mover ─► collect: finish_fetch | fail_fetch
 
 What writes when follows SGLang's HiCache (write-through, write-through-selective, layer-wise loading); that a load-back is weighed
-against the prefill's curve, and that everything in flight is bounded in pages and in time, is ours. Without a host tier there is no
-keeper at all.
+against the prefill's curve, and that everything in flight is bounded in pages and in time, is ours.
 """
 
 from collections.abc import Iterable
@@ -23,6 +22,7 @@ from typing import Any, Final
 from prefixmesh.cache.base import MatchResult, RadixKey
 from prefixmesh.cache.node import TreeNode
 from prefixmesh.cache.radix_cache import RadixCache
+from prefixmesh.cache.tier import Tier
 from prefixmesh.cache.transfers import Copy, Fetch, Offload, Restore
 from prefixmesh.config import HostWritePolicy
 from prefixmesh.errors import InvariantError
@@ -86,6 +86,8 @@ class Keeper:
     ) -> None:
         """``engine`` are the rates that load-backs are weighed against. ``cache`` must have a host tier. ``disk`` is what stands behind it."""
         self._cache = cache
+        # What a pin wants on the host: no policy keeps it from there.
+        self._awaits = cache.pins_on(Tier.HOST).awaits
         self._mover = mover
         self._engine = engine
         self._config = config
@@ -124,13 +126,10 @@ class Keeper:
         self._loads: dict[int, Load] = {}
         self._fetches: dict[int, tuple[Fetch, float]] = {}
         """What is copied from a buffer to the device, and since when."""
-
         self._outcomes: list[Outcome] = []
         """Taken from the mover, and not yet told to the tree."""
-
         self._ended: list[Load] = []
         """Loads that have ended, or that a flush has made useless, since the last ``collect``."""
-
         self.ended_copies = 0
         """Since the start, well or not."""
 
@@ -155,8 +154,8 @@ class Keeper:
 
     def inserted(self, node: TreeNode) -> None:
         """The KV on the path to ``node`` is complete on the device. O(depth)."""
-        if self.rescues.fits(node):
-            self._queue.inserted(node)
+        if (is_wanted := self._awaits(node)) or self.rescues.fits(node):
+            self._queue.inserted(node, is_wanted=is_wanted)
 
     def matched(self, match: MatchResult) -> None:
         """Somebody was admitted with ``match``. O(depth)."""
@@ -243,7 +242,7 @@ class Keeper:
                 return
             if self.backups.covers(node):
                 self._queue.put_back(node)  # until what stands above it has come
-            elif self.rescues.fits(node):
+            elif self._awaits(node) or self.rescues.fits(node):
                 self._back_up(node, now)
         self.rescues.save_ahead(now)
 
