@@ -61,7 +61,7 @@ class Office(Bench):
         return self.cached(name)
 
 
-@pytest.mark.parametrize("first", [ACME, GLOBEX, SHARED])
+@pytest.mark.parametrize("first", [ACME, GLOBEX, SHARED], ids=["acme", "globex", "shared"])
 def test_whoever_comes_first_computes_the_public_prefix_for_all(first: Namespace) -> None:
     """And nothing behind it: the other tenant's equal tokens are computed again, its own are found."""
     office = Office()
