@@ -128,6 +128,10 @@ class BenchWorker:
                 finished = message.finished
         return finished
 
+    async def flush(self) -> None:
+        """Forget every prefix, so that nothing of one is found cached for another."""
+        await self._control.Flush(control.FlushRequest(), metadata=self._metadata, timeout=ENDS_S)
+
     async def warm(self, ids: list[int], source: "BenchWorker") -> control.WarmResponse:
         """Bring a prefix from the other worker, and compute nothing."""
         warmed: control.WarmResponse = await self._control.Warm(
@@ -206,6 +210,7 @@ async def _measure(
     """One prefix: computed, copied by a call of its own and compared; and another one, copied for a request."""
     size = effort.prefix_tokens // effort.page_size * effort.page_size
     first, second = (rng.integers(*IDS, size=size).tolist() for _ in range(2))
+    await asyncio.gather(holder.flush(), taker.flush())
     began = time.perf_counter()
     await holder.answer(first, 0)
     taken.compute_ms.append(1e3 * (time.perf_counter() - began))
@@ -219,6 +224,7 @@ async def _measure(
     taken.rates.append(len(computed) / copy_s / 1e9)
     differing = np.frombuffer(computed, np.uint8) != np.frombuffer(copied, np.uint8)
     taken.differing.append(float(np.count_nonzero(differing)))
+    await asyncio.gather(holder.flush(), taker.flush())
     await holder.answer(second, 0)
     question = rng.integers(*IDS, size=OWN_TOKENS).tolist()
     source = KvSource(address=holder.bound.address, incarnation=holder.bound.incarnation, tokens=size)

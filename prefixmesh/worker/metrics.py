@@ -17,8 +17,10 @@ from prometheus_client.registry import Collector
 
 from prefixmesh.http_pages import PageServer, Reply
 from prefixmesh.worker.call_metrics import CallMetrics
+from prefixmesh.worker.copy_metrics import CopyMetrics
 from prefixmesh.worker.engine_client import EngineClient
 from prefixmesh.worker.engine_metrics import EngineMetrics
+from prefixmesh.worker.kv_copies.books import CopyBooks
 from prefixmesh.worker.messages import EngineInfo
 from prefixmesh.worker.recent_stats import RecentStats
 from prefixmesh.worker.warm_metrics import WarmMetrics
@@ -35,7 +37,11 @@ class WorkerMetrics:
     """Every figure of one worker. The front's event loop owns it."""
 
     def __init__(
-        self, engine: EngineClient, recent: RecentStats, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: EngineClient,
+        recent: RecentStats,
+        copies: CopyBooks,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.calls = CallMetrics()
         self.warms = WarmMetrics()
@@ -47,7 +53,7 @@ class WorkerMetrics:
         self._made_at: float | None = None
         self._is_ready = False
         self._registry = CollectorRegistry()
-        for collector in (EngineMetrics(recent), self.calls, self.warms, self._identity):
+        for collector in (EngineMetrics(recent), self.calls, self.warms, CopyMetrics(copies), self._identity):
             self._registry.register(collector)
         ProcessCollector(registry=self._registry)
         ProcessCollector(namespace="prefixmesh_engine", pid=lambda: _pid_of(engine), registry=self._registry)

@@ -114,7 +114,8 @@ class WorkerServer:
         self._text = text
         self._front_load = FrontLoad()
         self._stats = RecentStats(self._engine, mark=self._front_load.mark)
-        self._metrics = WorkerMetrics(self._engine, self._stats)
+        self._copies = CopyBooks()
+        self._metrics = WorkerMetrics(self._engine, self._stats, self._copies)
         self._incarnation = Incarnation(secrets.randbits(64))
         self._health = HealthService()
         limits = config.engine
@@ -122,7 +123,6 @@ class WorkerServer:
             limits.max_running_requests + limits.max_queued_requests, queue_limit=limits.max_queued_requests
         )
         self._drainer = Drainer(self._calls, "this worker", self._tell_drain)
-        self._copies = CopyBooks()
         self._copier: KvCopier | None = None
         self._watchers = make_watchers(
             self._stats,

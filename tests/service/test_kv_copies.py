@@ -9,20 +9,25 @@ import pytest
 
 from prefixmesh.errors import (
     AuthenticationError,
+    CancelledError,
+    DeadlineError,
     InvalidRequestError,
     OtherKvError,
     OverloadedError,
     PrefixmeshError,
 )
+from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2 as control
 from prefixmesh.rpc.status import from_rpc_error
 from prefixmesh.tokens import pack
 from prefixmesh.worker import read_prefix
 from prefixmesh.worker.kv_copies import choice, parts
 from tests.support.copying_workers import (
+    TOKEN_KV,
     ask,
     copier,
     fleet,
+    holder_process,
     kv_of,
     pages_of,
     prefix,
@@ -31,7 +36,8 @@ from tests.support.copying_workers import (
     source,
     two_workers,
 )
-from tests.support.servers import Worker
+from tests.support.servers import Worker, eventually
+from tests.support.silent_proxy import proxy_before
 
 pytestmark = pytest.mark.asyncio(loop_scope="function")
 
@@ -51,7 +57,7 @@ def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part is ``SMALL_PARTS`` pages: of the tiny model, 512 bytes a token."""
-    monkeypatch.setattr(parts, "PART_BYTES", SMALL_PARTS * 512)
+    monkeypatch.setattr(parts, "PART_BYTES", SMALL_PARTS * TOKEN_KV)
 
 
 async def refusal_of(
@@ -88,8 +94,8 @@ async def test_both_sides_tell_what_was_copied_and_given(tiny_model_folder: Path
         metadata = holder.control_metadata()
         gave = (await holder.control.Describe(control.DescribeRequest(), metadata=metadata)).copies
         took = (await taker.control.Describe(control.DescribeRequest(), metadata=metadata)).copies
-        assert (gave.given_tokens, gave.given_bytes, gave.copied_tokens) == (size, size * 512, 0)
-        assert (took.copied_tokens, took.copied_bytes, took.given_tokens) == (size, size * 512, 0)
+        assert (gave.given_tokens, gave.given_bytes, gave.copied_tokens) == (size, size * TOKEN_KV, 0)
+        assert (took.copied_tokens, took.copied_bytes, took.given_tokens) == (size, size * TOKEN_KV, 0)
         assert (took.failed_copies, took.copying) == (0, 0)
 
 
@@ -111,11 +117,13 @@ async def test_the_parts_of_a_stream_follow_each_other_and_can_be_asked_for_from
             assert part.start_tokens == at
             at += part.tokens
             assert part.checksum == parts.checksum(pack(PROMPT), at, part.kv)
-            assert len(part.kv) == part.tokens * 512
+            assert len(part.kv) == part.tokens * TOKEN_KV
         assert at == len(PROMPT)
         assert len(sent) == 13
         _, *later = await read(holder, PROMPT, 160)
-        assert b"".join(one.part.kv for one in later) == b"".join(one.part.kv for one in sent)[160 * 512 :]
+        assert (
+            b"".join(one.part.kv for one in later) == b"".join(one.part.kv for one in sent)[160 * TOKEN_KV :]
+        )
 
 
 async def test_what_is_not_the_same_kv_is_refused_before_a_byte_is_sent(tiny_model_folder: Path) -> None:
@@ -204,3 +212,80 @@ async def test_one_copy_of_a_prefix_is_under_way_at_a_time(tiny_model_folder: Pa
         assert {answer.started.cached_tokens.peer for answer in answers} == {len(PROMPT) - 1}
         assert taker.server._copies.copied_tokens == len(PROMPT) - 1
         assert not len(copier(taker))
+
+
+async def test_an_abort_or_a_caller_that_leaves_ends_the_wait_for_a_copy_at_once(
+    tiny_model_folder: Path,
+) -> None:
+    """The holder stands still behind a proxy; the taker has nothing to compute yet, and nothing afterwards."""
+    async with two_workers(tiny_model_folder) as (holder, taker), proxy_before(holder.bound.address) as proxy:
+        await ask(holder, PROMPT, max_tokens=0)
+        free = await pages_of(taker)
+        proxy.stall()
+        stalled = source(holder, len(PROMPT), address=proxy.address)
+        aborted = asyncio.create_task(ask(taker, PROMPT, stalled))
+        await eventually(lambda: taker.server._copies.copying)
+        ticket = taker.ticket(request_id="r-0")
+        await taker.inference.Abort(pb.AbortRequest(request_id="r-0"), metadata=ticket)
+        with pytest.raises(CancelledError):
+            await aborted
+        left = asyncio.create_task(ask(taker, PROMPT, stalled, number=1))
+        await eventually(lambda: taker.server._copies.copying)
+        left.cancel()
+        await eventually(lambda: not taker.server._copies.copying and not len(taker.server._calls))
+        assert not len(copier(taker))
+        assert await pages_of(taker) == free
+
+
+async def test_a_request_whose_deadline_passes_while_it_is_copied_ends_by_it(tiny_model_folder: Path) -> None:
+    async with two_workers(tiny_model_folder) as (holder, taker), proxy_before(holder.bound.address) as proxy:
+        await ask(holder, PROMPT, max_tokens=0)
+        proxy.stall()
+        request = pb.GenerateRequest(tokens=pb.TokenPrompt(ids=pack(PROMPT)))
+        ticket = taker.ticket(sources=(source(holder, address=proxy.address),))
+        with pytest.raises(DeadlineError):
+            await taker.generate(request, ticket, timeout_s=0.2)
+        await eventually(lambda: not len(copier(taker)) and not len(taker.server._calls))
+
+
+async def test_no_count_is_off_after_copies_that_were_cut_at_any_part(
+    tiny_model_folder: Path, small_parts: None
+) -> None:
+    """F12, F19: callers that leave while their copies are anywhere; then the pages add up, and an answer is what it was."""
+    async with two_workers(tiny_model_folder) as (holder, taker):
+        computed = await ask(holder, PROMPT)
+        for number in range(30):
+            call = asyncio.create_task(ask(taker, PROMPT, source(holder, len(PROMPT)), number=number))
+            for _ in range(number * 3):
+                await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.wait({call})
+            await eventually(lambda: not len(copier(taker)) and not len(taker.server._calls))
+            await taker.control.Flush(control.FlushRequest(), metadata=taker.control_metadata())
+        free, evictable, protected = await pages_of(taker)
+        assert (free, evictable, protected) == (4096, 0, 0)
+        assert (await ask(taker, PROMPT, source(holder), number=99)).token_ids == computed.token_ids
+        await eventually(lambda: not holder.server._copies.giving)
+
+
+@pytest.mark.slow
+async def test_a_holder_that_is_killed_half_way_leaves_a_request_that_is_computed(
+    tiny_model_folder: Path,
+) -> None:
+    """A process, killed between two parts. What came is used, the rest computed, the answer the same, and every page comes back."""
+    async with (
+        two_workers(tiny_model_folder) as (other, taker),
+        holder_process(tiny_model_folder, taker.secret, SMALL_PARTS * TOKEN_KV) as holder,
+    ):
+        computed = await ask(other, PROMPT)
+        await holder.warm(PROMPT)
+        asked = asyncio.create_task(ask(taker, PROMPT, holder.source(len(PROMPT))))
+        await eventually(lambda: taker.server._copies.copied_tokens)
+        holder.kill()
+        answer = await asked
+        assert answer.token_ids == computed.token_ids
+        assert 0 < answer.started.cached_tokens.peer < len(PROMPT) - 1
+        assert taker.server._copies.failed_copies == 1
+        assert not len(copier(taker))
+        await taker.control.Flush(control.FlushRequest(), metadata=taker.control_metadata())
+        assert await pages_of(taker) == (4096, 0, 0)

@@ -92,7 +92,7 @@ class ScriptedTransport:
 class Figures:
     """``EngineFigures`` of an engine that needs a second for each token, so that any copy is quicker."""
 
-    def __init__(self, ms_per_token: float = 1e3) -> None:
+    def __init__(self, ms_per_token: float = 1e3, quadratic: float = 0.0, load_back: float = 0.0) -> None:
         self.last: Stats | None = Stats(
             running=0,
             queued=0,
@@ -106,6 +106,8 @@ class Figures:
             double_releases=0,
             steps=0,
             prefill_ms_per_token=ms_per_token,
+            prefill_ms_per_token2=quadratic,
+            load_back_ms_per_token=load_back,
         )
         self.mark = 0.0
 

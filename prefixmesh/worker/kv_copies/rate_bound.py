@@ -3,17 +3,19 @@
 A bucket that fills at the rate: what is sent may overdraw it, and whoever sends next waits until it is level again.
 """
 
-from prefixmesh.worker.kv_copies.parts import PART_BYTES
+from typing import Final
+
+BURST_S: Final = 0.1
+"""What a quiet time leaves to be sent at once is what the rate gives in so long."""
 
 
 class RateBound:
     """One for all streams of a worker."""
 
-    def __init__(self, bytes_per_s: float, burst_bytes: float = PART_BYTES) -> None:
-        """0 bytes a second: no bound. ``burst_bytes`` may go at once after a quiet time."""
+    def __init__(self, bytes_per_s: float) -> None:
+        """0 bytes a second: no bound."""
         self._rate = bytes_per_s
-        self._burst = burst_bytes
-        self._level = burst_bytes
+        self._burst = self._level = bytes_per_s * BURST_S
         self._now = 0.0
 
     def take(self, size_bytes: int, now: float) -> float:
