@@ -6,7 +6,7 @@ For administrators; on loopback without API keys, for everybody.
 from typing import Any, Final, TypeVar
 
 from prefixmesh.config import is_address
-from prefixmesh.errors import AccessDeniedError, InvalidRequestError, NotFoundError
+from prefixmesh.errors import AccessDeniedError, InvalidRequestError, NotFoundError, PrefixmeshError
 from prefixmesh.fleet_control import ControlCall, call_workers
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.proto.cache_counts import encode_cache_counts
@@ -14,6 +14,7 @@ from prefixmesh.proto.cache_news import encode_pool
 from prefixmesh.proto.v1 import router_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2 as control
 from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.hand_over import HandOvers
 from prefixmesh.router.registry import WorkerEntry
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.worker_roster import WorkerRoster
@@ -44,12 +45,14 @@ class OperatorService:
         secret: FleetSecret,
         keys: ApiKeys | None,
         drainer: Drainer,
+        hand_overs: HandOvers,
     ) -> None:
         self._core = core
         self._roster = roster
         self._secret = secret
         self._keys = keys
         self._drainer = drainer
+        self._hand_overs = hand_overs
 
     async def ListWorkers(  # noqa: N802  the service's own name
         self, message: pb.ListWorkersRequest, context: AnyContext
@@ -79,16 +82,30 @@ class OperatorService:
     async def DrainWorker(  # noqa: N802  the service's own name
         self, message: pb.DrainWorkerRequest, context: AnyContext
     ) -> control.DrainResponse:
-        """Have a worker take nothing new; answers when what runs there has ended, or after the grace."""
+        """Have a worker take nothing new; answers when what runs there has ended, or after the grace. With time for that, it hands over what
+        it holds before it drains."""
         self._admit(context, "drain workers")
         _check_grace(message.grace_ms)
+        _check_grace(message.hand_over_ms, "hand_over_ms")
+        entry = self._find(message.address)
+        if entry is not None and message.undo:
+            self._hand_overs.take_back(entry)
+        elif entry is not None and message.hand_over_ms and not entry.draining:
+            await self._hand_overs.run(entry, message.hand_over_ms * _S_PER_MS)
+        elif entry is not None:
+            self._hand_overs.leave(entry)
         request = control.DrainRequest(grace_ms=message.grace_ms, undo=message.undo)
 
         async def drain(stub: Any, settings: Any) -> control.DrainResponse:
             answer: control.DrainResponse = await stub.Drain(request, **settings)
             return answer
 
-        return await self._call(message.address, drain, CALL_TIMEOUT_S + message.grace_ms * _S_PER_MS)
+        try:
+            return await self._call(message.address, drain, CALL_TIMEOUT_S + message.grace_ms * _S_PER_MS)
+        except PrefixmeshError:
+            if entry is not None:
+                self._hand_overs.take_back(entry)  # it was not told, or has not understood
+            raise
 
     async def Drain(  # noqa: N802  the service's own name
         self, message: control.DrainRequest, context: AnyContext
@@ -177,9 +194,9 @@ class OperatorService:
         )
 
 
-def _check_grace(grace_ms: int) -> None:
+def _check_grace(grace_ms: int, field: str = "grace_ms") -> None:
     if not 0 <= grace_ms <= MAX_GRACE_MS:
-        raise InvalidRequestError("grace_ms", f"must be 0 to {MAX_GRACE_MS}, got {grace_ms}")
+        raise InvalidRequestError(field, f"must be 0 to {MAX_GRACE_MS}, got {grace_ms}")
 
 
 def _address(text: str) -> str:

@@ -128,8 +128,16 @@ class WorkerEntry:
     @property
     def gives(self) -> bool:
         """Whether KV may be copied from it: also while it finishes what it has, and takes nothing new."""
-        ends = (self.draining or self.leaving) and not self.unreachable and not self.ejected
-        return self.ready or (ends and self.facts is not None)
+        return self.ready or (
+            (self.ends or (self.leaving and not self.unreachable))
+            and not self.ejected
+            and self.facts is not None
+        )
+
+    @property
+    def ends(self) -> bool:
+        """Whether it says itself that it takes nothing new, and can be reached: it drains, or was told to stop."""
+        return (self.draining or self.serving is False) and not self.unreachable
 
     @property
     def name(self) -> str:
@@ -227,6 +235,7 @@ class WorkerRegistry:
         )
         entry.facts = facts
         entry.draining = facts.draining
+        entry.leaving &= not facts.draining
         self._answers += 1
         entry.adapters = take_note(entry.adapters, facts.adapters, self._answers)
         if entry.unreachable:
@@ -247,6 +256,7 @@ class WorkerRegistry:
         if entry is None or entry.draining == draining:
             return False
         entry.draining = draining
+        entry.leaving &= not draining  # it says so itself from now on
         self._review()
         return True
 

@@ -25,6 +25,7 @@ from prefixmesh.router.direct import RouteService
 from prefixmesh.router.direct_abort import DirectAborts
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.explain_service import ExplainService
+from prefixmesh.router.hand_over import HandOvers
 from prefixmesh.router.heat.config import HeatConfig
 from prefixmesh.router.heat.watch import HeatWatch
 from prefixmesh.router.heat_service import HeatService
@@ -115,6 +116,7 @@ class RouterServer:
         self._roster: WorkerRoster | None = None
         self._pins: FleetPins | None = None
         self._aborts: WorkerAborts | None = None
+        self._hand_overs: HandOvers | None = None
         self._core: RouterCore | None = None
         self._history: HistoryFile | None = None
         self._ready_changed = asyncio.Event()
@@ -241,7 +243,10 @@ class RouterServer:
         )
         explain = ExplainService(core=core, intake=intake, keys=self._keys)
         hot = HeatService(core=core, watch=heat, keys=self._keys, is_acting=lambda: pins.keeper.is_acting)
-        operator = OperatorService(core, roster, self._secret, self._keys, self._drainer)
+        hand_overs = self._hand_overs = HandOvers(
+            core, pool, is_acting=lambda: pins.keeper.is_acting, pins_left=pins.keeper.pins_to_move
+        )
+        operator = OperatorService(core, roster, self._secret, self._keys, self._drainer, hand_overs)
         add_service(server, INFERENCE, inference)
         # One on the wire, several questions here.
         add_service(server, ROUTER, route, explain, operator, hot, pins.service)
@@ -253,6 +258,7 @@ class RouterServer:
         self._telling_health = asyncio.create_task(self._keep_telling_health())
         await roster.start(config.workers)
         pins.start()
+        hand_overs.start()
         await pool.hear_of_all(FIRST_NEWS_S)
         await server.start()
 
@@ -291,6 +297,8 @@ class RouterServer:
             await self._aborts.close()
         if self._adapters is not None:
             await self._adapters.close()
+        if self._hand_overs is not None:
+            await self._hand_overs.close()
         if self._pins is not None:
             await self._pins.close()
         if self._roster is not None:

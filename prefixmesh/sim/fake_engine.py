@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+from prefixmesh.cache.base import PrefixCache
 from prefixmesh.cache.factory import make_prefix_cache
 from prefixmesh.cache.pages import PageAllocator
 from prefixmesh.cache.radix_cache import RadixCache
@@ -18,8 +19,9 @@ from prefixmesh.model_files.linear_sizes import NO_LINEARS, LinearSizes
 from prefixmesh.model_files.model_config import read_model_config
 from prefixmesh.model_files.revision import model_revision
 from prefixmesh.model_files.source import resolve_model
-from prefixmesh.sim.fake_model import EngineTime, FakeRunner, NotedScheduler, kv_slots
+from prefixmesh.sim.fake_model import Chains, EngineTime, FakeRunner, NotedScheduler, kv_slots
 from prefixmesh.sim.fake_mover import Alarm, FakeMover
+from prefixmesh.sim.fake_pages import FakePages, fake_layout
 from prefixmesh.sim.fake_tiers import FakeTiers, build_fake_tiers, host_allocator
 from prefixmesh.sim.timing import TimingModel
 from prefixmesh.text.tokenizer import load_tokenizer
@@ -27,9 +29,11 @@ from prefixmesh.worker.cache_recorder import CacheRecorder
 from prefixmesh.worker.engine import EngineCore
 from prefixmesh.worker.engine_builder import cache_options
 from prefixmesh.worker.engine_rates import EngineRates
+from prefixmesh.worker.kv_desk import KvDesk
 from prefixmesh.worker.messages import EngineInfo
 from prefixmesh.worker.prefill_savings import PrefillShape
 from prefixmesh.worker.prefix_desk import PrefixDesk
+from prefixmesh.worker.scheduler import Scheduler
 from prefixmesh.worker.scheduler_config import SchedulerConfig
 
 DEFAULT_POOL_TOKENS: Final = 1 << 18
@@ -185,10 +189,21 @@ def build_fake_engine(
         queue_timeout_s=config.queue_timeout_s,
         recorder=recorder,
         prefixes=PrefixDesk(cache),
+        copies=_copies(config, cache, scheduler, kv, tiers),
         clock=engine_time.now,
     )
     mover = None if tiers is None else tiers.mover
     return FakeEngine(core=core, scheduler=scheduler, runner=runner, mover=mover)
+
+
+def _copies(
+    config: EngineConfig, cache: PrefixCache, scheduler: Scheduler, kv: Chains, tiers: FakeTiers | None
+) -> KvDesk | None:
+    """What reads and writes KV for other workers; None without a radix cache."""
+    if not isinstance(cache, RadixCache):
+        return None
+    pages = FakePages(kv, config.page_size, None if tiers is None else tiers.mover.read_host)
+    return KvDesk(cache, scheduler.kv, pages, scheduler.keeper)
 
 
 def _rated_prefill_ms(timing: TimingModel) -> float:
@@ -231,4 +246,5 @@ def _info(config: EngineConfig, identity: ModelIdentity, pages: int, context_len
         memory_sums=f"a timing model and {pages} pages of {config.page_size} tokens, of which none has memory",
         prefill_shape=identity.prefill_shape,
         linear_sizes=identity.linear_sizes,
+        kv_layout=fake_layout(config.page_size) if config.prefix_cache == "radix" else None,
     )

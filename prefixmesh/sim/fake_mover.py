@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from prefixmesh.cache.base import PageIndices
 from prefixmesh.errors import InternalError, LoadBackError
 from prefixmesh.sim.copy_troubles import CopyTrouble, Troubles, no_troubles
 from prefixmesh.sim.fake_model import LAYERS, Chains, EngineTime, kv_slots
@@ -108,6 +109,10 @@ class FakeMover:
     def expects(self) -> bool:
         """Whether the next step reads what is being copied."""
         return bool(self._expected)
+
+    def read_host(self, pages: PageIndices) -> bytes:
+        """The numbers of pages of the host, as they lie there. O(pages)."""
+        return self._host[pages].tobytes()
 
     def next_due(self) -> float | None:
         """When there is an outcome to take; None while no copy is under way. O(1)."""

@@ -82,7 +82,7 @@ def _seen(
         incarnation=entry.load.incarnation,
         host=entry.endpoint.rpartition(":")[0],
         usable=entry.ready,
-        draining=entry.draining and not entry.unreachable,
+        draining=(entry.draining or entry.leaving) and not entry.unreachable,
         page_size=max(1, facts.page_size),
         work_ms=entry.load.work_ms,
         budget_tokens=told.budget_tokens,
