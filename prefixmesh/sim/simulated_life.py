@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -19,6 +19,7 @@ from prefixmesh.sim.faults import FaultsNow, told_tokens
 from prefixmesh.sim.kernel import Simulation, Timer
 from prefixmesh.sim.network import Stream
 from prefixmesh.sim.simulated_news import Newsroom
+from prefixmesh.sim.simulated_warming import SimulatedWarming
 from prefixmesh.ticket import verify
 from prefixmesh.tokens import count
 from prefixmesh.worker.cache_watchers import apply_changes
@@ -37,6 +38,7 @@ from prefixmesh.worker.messages import (
     Submit,
     TokensOut,
 )
+from prefixmesh.worker.prefix_messages import PrefixAnswer
 from prefixmesh.worker.ticket_gate import TicketGate
 
 SIMULATED_SECRET: Final = FleetSecret(b"s" * SECRET_BYTES)
@@ -133,11 +135,13 @@ class Life:
         self.news = Newsroom(
             self._sim, self.publisher, self.load, lambda: self.command(GetStats()), worker.faults_now
         )
+        self.pins = SimulatedWarming(self.command)
         self._gate = TicketGate()
         self._inbox: deque[EngineCommand] = deque()
         self._calls: dict[str, _OpenCall] = {}
         # Those of which a fault holds something up, ended or not.
         self._held_up: dict[_OpenCall, None] = {}  # in order, as a set would not be
+        self._others: dict[Stream[Any], None] = {}  # in order, as a set would not be
         self._is_awake = False
         self._is_over = False
         self._alarm: Timer | None = None
@@ -165,6 +169,11 @@ class Life:
         self._calls[name] = _OpenCall(call, self.load, router_id)
         call.answer.on_gone = lambda: self._worker.when_awake(lambda: self.abort(name))
         self.command(submit)
+
+    def ends_with(self, answer: "Stream[Any]") -> None:
+        """This answer breaks when the life ends before it does."""
+        self._others = {one: None for one in self._others if one.is_open}
+        self._others[answer] = None
 
     def abort(self, request_id: str) -> None:
         """A caller wants no more of an answer."""
@@ -198,6 +207,8 @@ class Life:
         self.news.close()
         for one in (*self._calls.values(), *self._held_up):
             one.call.answer.reset()
+        for answer in self._others:
+            answer.reset()
 
     def _admit(self, call: Call) -> tuple[str, tuple[PublicPrefix, ...]]:
         """The router that a call comes from, and what is public of its prompt, which only a ticket says. Raises what it is refused with."""
@@ -250,6 +261,10 @@ class Life:
                 one = self._calls.get(event.request_id)
                 if one is not None:
                     self._on_event(one, event)
+                else:
+                    self.pins.take(event)
+            case PrefixAnswer():
+                self.pins.take(event)
 
     def _on_event(self, one: _OpenCall, event: RequestEvent) -> None:
         """What the engine says of a request: the books know it at once, the caller where no fault holds it up."""

@@ -17,6 +17,7 @@ from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import router_pb2
 from prefixmesh.router.direct import TICKET_VALID_S
 from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.pins.config import PinControllerConfig
 from prefixmesh.router.policy import PolicyConfig
 from prefixmesh.router.public_prefixes import PublicPrefixes
 from prefixmesh.router.retry_budget import RetryBudget
@@ -27,6 +28,7 @@ from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.network import Network, Stream
 from prefixmesh.sim.simulated_life import SIMULATED_SECRET
 from prefixmesh.sim.simulated_link import SimulatedLink
+from prefixmesh.sim.simulated_pins import SimulatedPins, Wishes
 from prefixmesh.sim.simulated_question import Question, as_route_request
 from prefixmesh.sim.simulated_request import TENANT, Answered, SimulatedRequest
 from prefixmesh.sim.simulated_worker import SimulatedWorker
@@ -39,6 +41,9 @@ REVIEW_S: Final = 0.25
 
 STREAM_IDLE_S: Final = 60.0
 """As ``RouterConfig.stream_idle_timeout_s``."""
+
+PIN_CONFIG: Final = PinControllerConfig(longest_pause_s=8.0, warm_timeout_s=30.0)
+"""Less patient than the real one, so that a run is at rest soon."""
 
 MAX_INDEX_BLOCKS: Final = 4_000_000
 """More than any fleet that is simulated holds: what a bound costs is another question."""
@@ -66,8 +71,9 @@ class SimulatedRouter:
         stream_idle_s: float = STREAM_IDLE_S,
         history: History = NO_HISTORY,
         news_may_garble: Callable[[News], bool] | None = None,
+        wishes: Wishes | None = None,
     ) -> None:
-        """``news_may_garble`` is of ``Network.open_stream``, for the workers' news."""
+        """With ``wishes`` it keeps the fleet's pins. ``news_may_garble`` is of ``Network.open_stream``, for the workers' news."""
         self.sim = sim
         self.network = network
         self.name = name
@@ -80,6 +86,7 @@ class SimulatedRouter:
 
         self.history = history
         self.news_may_garble = news_may_garble
+        self.wishes = wishes
         self.rng = sim.fork_rng(f"router {name}")
         self.life: RouterLife | None = None
         """None while it is down."""
@@ -186,6 +193,7 @@ class RouterLife:
         self.links: dict[Endpoint, SimulatedLink] = {}
         for endpoint, worker in router.workers.items():
             self.links[endpoint] = SimulatedLink(self, endpoint, worker)
+        self.pins = None if router.wishes is None else SimulatedPins(self, router.wishes, PIN_CONFIG)
         self._review()
 
     def ask(
@@ -234,12 +242,19 @@ class RouterLife:
     def end(self) -> None:
         """Die."""
         self._is_over = True
+        if self.pins is not None:
+            self.pins.end()
         for request in list(self.requests):
             request.vanish()
         for link in self.links.values():
             link.close()
         for answer in self.answers:
             answer.reset()
+
+    def worker_at(self, endpoint: Endpoint) -> SimulatedWorker | None:
+        """Whose address it is."""
+        link = self.links.get(endpoint)
+        return None if link is None else link.worker
 
     def note_news(self) -> None:
         """Something was learned of a worker: the calls of one that was put out are given up."""

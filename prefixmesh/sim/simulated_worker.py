@@ -10,7 +10,7 @@ tell. One ``SimulatedWorker`` is an address; behind it lives one ``Life`` after 
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prefixmesh.config import EngineConfig
 from prefixmesh.history import NO_HISTORY, Began, History
@@ -23,6 +23,7 @@ from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.network import Stream
 from prefixmesh.sim.simulated_life import Call, Life
 from prefixmesh.sim.simulated_news import Place
+from prefixmesh.sim.simulated_warming import SimulatedWarming
 from prefixmesh.sim.timing import TimingModel
 from prefixmesh.worker.messages import EngineInfo, Flush, Stats
 
@@ -123,6 +124,18 @@ class SimulatedWorker:
     def check_health(self, answer: "Stream[bool]") -> None:
         """Somebody asks whether it serves."""
         self.when_awake(lambda: answer.reset() if self.life is None else answer.send(True))
+
+    def ask_pins(self, begin: Callable[[SimulatedWarming], object], answer: "Stream[Any]") -> None:
+        """Somebody wants something of its pins. Nobody there: its answer breaks."""
+
+        def take() -> None:
+            if self.life is None:
+                answer.reset()
+            elif answer.is_open:
+                self.life.ends_with(answer)
+                begin(self.life.pins)
+
+        self.when_awake(take)
 
     def flush(self) -> None:
         """Empty the cache, after the step that is being computed."""
