@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from prefixmesh.router.routing import RouterCore
 from prefixmesh.tokens import TOKEN_BYTES, pack
 from tests.support.public_kit import ACME, GLOBEX, PUBLIC, SECRET
 from tests.support.router_kit import tiny_model, token_request
-from tests.support.simulated_fleet import BLOCK, NOW, ToldCache, add_ready, make_core
+from tests.support.simulated_fleet import BLOCK, NOW, ToldCache, add_ready, facts, make_core
 
 CONTEXT = (MAX_NAMED_BLOCKS + 10) * BLOCK
 W0, W1, W2 = Endpoint("w0"), Endpoint("w1"), Endpoint("w2")
@@ -129,6 +130,27 @@ def test_a_request_without_candidates_is_routed_as_ever() -> None:
     core = fleet(w0=[], w1=names(ACME, None))
     placement = core.route(asked(ACME), NOW)
     assert (placement.endpoint, placement.decision.chain, placement.request.candidates) == (W1, PLAIN, ())
+
+
+@pytest.mark.parametrize(
+    ("held", "chain"),
+    [(names(ACME, PIN), 1), (names(ACME, None), PLAIN)],
+    ids=["behind the pin", "in its own namespace"],
+)
+def test_who_copies_is_told_where_the_holder_has_it(held: list[Fingerprint], chain: int) -> None:
+    """A request that cannot go to the holder: the source names the boundary, and what is expected stands under that chain."""
+    core = fleet(w0=held, w1=[])
+    for name in ("w0", "w1"):
+        endpoint = Endpoint(name)
+        core.described(endpoint, replace(facts(name), kv_layout="a"), NOW)
+        entry = core.registry.get(endpoint)
+        assert entry is not None
+        core.fleet.columns.copies.set_rate(entry.row, 0.001)
+    placement = core.route(asked(ACME, PIN), NOW, exclude={W0})
+    assert (placement.endpoint, placement.decision.chain) == (W1, chain)
+    (source,) = placement.sources
+    assert (source.address, source.tokens) == (W0, 30 * BLOCK)
+    assert source.boundary_tokens == (PIN.boundary_tokens if chain else 0)
 
 
 COUNTS = st.lists(st.integers(0, 3), min_size=4, max_size=4)
