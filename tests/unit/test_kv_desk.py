@@ -3,10 +3,16 @@
 import pytest
 
 from prefixmesh.cache.owners import Quota
-from prefixmesh.worker.kv_desk import MAX_WAITING_PARTS
-from prefixmesh.worker.prefix_messages import ReadKv, WriteKv
+from prefixmesh.cache.radix_cache import RadixCache
+from prefixmesh.tokens import pack
+from prefixmesh.worker.engine import EngineCore
+from prefixmesh.worker.kv_copies.layout import CopyLayout
+from prefixmesh.worker.kv_desk import MAX_WAITING_PARTS, KvDesk
+from prefixmesh.worker.messages import TokensOut
+from prefixmesh.worker.prefix_messages import PrefixAnswer, PrefixName, ReadKv, WriteKv
 from tests.support.cache_kit import key_of
-from tests.support.kv_copying import PAGE, PAGE_BYTES, CopyBench, kv_of, name_of
+from tests.support.kv_copying import PAGE, PAGE_BYTES, CopyBench, PagesOfBytes, kv_of, name_of
+from tests.support.scheduling import ENGINE_INFO, NAMESPACE_A, Bench, submit_command
 
 PROMPT = list(range(100, 112))
 
@@ -87,6 +93,14 @@ def test_room_is_made_by_evicting_what_was_used_longest_ago_and_never_what_comes
     assert bench.write(PROMPT, 4, kv_of(PROMPT)[2 * PAGE_BYTES :]).held_tokens == len(PROMPT)
     assert bench.read(PROMPT).kv == kv_of(PROMPT)
     assert bench.read([1] * 8).held_tokens == 0
+
+
+def test_what_is_found_is_not_given_up_for_what_comes_behind_it() -> None:
+    """Four pages are wanted behind two, in a pool of five."""
+    bench = CopyBench(pages=5)
+    bench.compute(PROMPT[:4])
+    assert bench.write(PROMPT, 4, kv_of(PROMPT)[2 * PAGE_BYTES :]).held_tokens == 4
+    assert bench.read(PROMPT).kv == kv_of(PROMPT[:4])
 
 
 def test_what_others_hold_is_not_taken_and_nothing_is_evicted_in_vain() -> None:
@@ -216,3 +230,58 @@ def test_parts_wait_for_their_turns_and_no_more_than_a_bound() -> None:
     assert (refused.question, refused.error) == (99, "over_budget")
     assert [bench.desk.turn(0.0).question for _ in range(MAX_WAITING_PARTS)] == list(range(MAX_WAITING_PARTS))
     assert not bench.desk.has_work
+
+
+def test_a_stream_of_parts_holds_up_no_answer_by_more_than_one_part_a_step() -> None:
+    """Ten parts to be read come at once, while an answer is decoded: each step gives a token, and reads one of them."""
+    bench = Bench()
+    cache = bench.cache
+    assert isinstance(cache, RadixCache)
+    store = PagesOfBytes(CopyLayout(dtype="float16", layers=1, kv_heads=1, head_dim=1, page_size=1))
+    store.device = dict.fromkeys(range(64), b"\x00" * 4)
+    desk = KvDesk(cache, bench.scheduler.kv, store)
+    core = EngineCore(info=ENGINE_INFO, scheduler=bench.scheduler, runner=bench.model, copies=desk)
+    core.handle(submit_command("r", [5, 6, 7], max_tokens=20), 0.0)
+    core.step(0.0)
+    for number in range(10):
+        part = ReadKv(
+            question=number, prefix=PrefixName(NAMESPACE_A, pack([5, 6, 7])), start_tokens=0, max_bytes=8
+        )
+        assert core.handle(part, 0.0) == []
+    for number in range(10):
+        told = core.step(0.0)
+        assert [event.question for event in told if isinstance(event, PrefixAnswer)] == [number]
+        assert sum(len(event.token_ids) for event in told if isinstance(event, TokensOut)) == 1
+    while core.has_work:
+        core.step(0.0)
+    core.handle(
+        ReadKv(question=10, prefix=PrefixName(NAMESPACE_A, pack([5])), start_tokens=0, max_bytes=4), 0.0
+    )
+    assert core.has_work
+    assert [event for event in core.step(0.0) if isinstance(event, PrefixAnswer)]
+    assert not core.has_work
+
+
+def test_what_is_copied_takes_no_page_from_who_runs() -> None:
+    """A pool of 24 pages: 8 a request runs in, and all others are filled with copies while it grows by 15. It never gives way."""
+    bench = Bench(total_pages=24)
+    cache = bench.cache
+    assert isinstance(cache, RadixCache)
+    store = PagesOfBytes(CopyLayout(dtype="float16", layers=1, kv_heads=1, head_dim=1, page_size=1))
+    desk = KvDesk(cache, bench.scheduler.kv, store)
+    core = EngineCore(info=ENGINE_INFO, scheduler=bench.scheduler, runner=bench.model, copies=desk)
+    core.handle(submit_command("r", list(range(8)), max_tokens=15), 0.0)
+    number = 0
+    while bench.scheduler.has_work:
+        number += 1
+        ids = [30 + number % 60, *range(20, 23)]
+        core.handle(
+            WriteKv(
+                question=number, prefix=PrefixName(NAMESPACE_A, pack(ids)), start_tokens=0, kv=b"\0" * 16
+            ),
+            0.0,
+        )
+        core.step(0.0)
+        core.check_invariants()
+    assert bench.scheduler.preemptions == 0
+    assert store.writes > 10
