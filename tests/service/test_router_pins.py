@@ -1,5 +1,6 @@
 """Pins through a router: who may wish for what, what workers are had to do, and what becomes of it when they, or the router, leave."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from prefixmesh.errors import (
 from prefixmesh.proto.v1 import inference_pb2, router_pb2_grpc
 from prefixmesh.proto.v1 import router_pb2 as pb
 from prefixmesh.router.pins import pin_rules
+from prefixmesh.router.pins.pin_prompts import PinPrompts
 from prefixmesh.rpc.identity import hash_key
 from prefixmesh.rpc.status import from_rpc_error
 from prefixmesh.tokens import pack
@@ -255,6 +257,44 @@ async def test_router_that_restarts_has_its_pins_and_warms_nothing_again(tmp_pat
     finally:
         for fake in fakes:
             await fake.kill()
+
+
+async def test_router_that_begins_lets_nothing_go_before_it_knows_its_pins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sees what workers hold before it has made the tokens of what is wished."""
+    secret, state = fleet_secret.generate(), f"file://{tmp_path}/state"
+    worker = PinningWorker(secret)
+    await worker.start()
+    try:
+        async with running_router(0, secret=secret, workers=(worker.address,), state=state) as router:
+            await router.until_ready(1)
+            await put(router, pin("a"))
+            await put(router, pin("b", [5, *PROMPT]))
+            await until_held(router, 1, "b")
+            await until_held(router, 1, "a")
+        made, real = asyncio.Event(), PinPrompts.tokens
+
+        async def late(self: PinPrompts, spec: pb.PinSpec) -> bytes:
+            if spec.name == "b":
+                await made.wait()
+            return await real(self, spec)
+
+        monkeypatch.setattr(PinPrompts, "tokens", late)
+        async with running_router(0, secret=secret, workers=(worker.address,), state=state) as router:
+            keeper = router.server._pins.keeper  # type: ignore[union-attr]
+            await eventually(lambda: any(one.usable and one.pins for one in keeper.workers), WAIT_S)
+            asked = worker.listed
+            keeper._told.expect_change(keeper.workers[0].endpoint)
+            await eventually(lambda: worker.listed > asked, WAIT_S)
+            assert (await get(router, "b")).why == "its tokens are being made"
+            made.set()
+            await until_held(router, 1, "b")
+            await until_held(router, 1, "a")
+        assert not worker.unpinned
+        assert len(worker.warmed) == 2
+    finally:
+        await worker.kill()
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ async def test_wish_stays_while_its_next_tokens_are_made(setting: Setting) -> No
         await made.wait()
         return await real(wish)
 
-    setting.prompts.tokens = slow  # type: ignore[method-assign]
+    setting.prompts.tokens = slow  # type: ignore[method-assign,assignment]
     await setting.put(spec(text="the quick brown fox"), 2)
     await eventually(lambda: not setting.roster.is_settled)
     assert setting.versions() == before
@@ -186,7 +186,7 @@ async def test_private_version_is_never_taken_for_public(setting: Setting) -> No
         await made.wait()
         return pack(IDS)
 
-    setting.prompts.tokens = slow  # type: ignore[method-assign]
+    setting.prompts.tokens = slow  # type: ignore[method-assign,assignment]
     public = pb.PinSpec(name="a", owner="acme", adapter="clerk", public=True, text="the quick brown fox")
     await setting.put(public, 2)
     await eventually(lambda: not setting.roster.is_settled)

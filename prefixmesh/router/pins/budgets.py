@@ -5,6 +5,7 @@ most room is; heat has none, since it gives way. So a pin is refused when it is 
 no search for the best one: a fleet that is full to its last page may refuse what a cleverer order would place.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -68,11 +69,11 @@ class _Shelf:
 
     def __init__(self, worker: WorkerSeen) -> None:
         self.worker = worker
-        self._taken: list[tuple[Tier, str, int]] = [
-            (pin.tier, pin.owner, max(0, pin.size_tokens))
-            for pin_id, pin in worker.pins.items()
-            if not pin_id.startswith((PIN_SOURCE, HEAT_SOURCE))
-        ]
+        self._in_all: Counter[Tier] = Counter()
+        self._of_owner: Counter[tuple[Tier, str]] = Counter()
+        for pin_id, pin in worker.pins.items():
+            if not pin_id.startswith((PIN_SOURCE, HEAT_SOURCE)):
+                self._charge(pin.tier, pin.owner, max(0, pin.size_tokens))
 
     def budget(self, tier: Tier) -> Room:
         worker = self.worker
@@ -81,10 +82,8 @@ class _Shelf:
         return Room(worker.host_budget_tokens, worker.host_owner_budget_tokens)
 
     def room(self, wish: Wish) -> Room:
-        budget = self.budget(wish.tier)
-        everybodys = sum(size for tier, _, size in self._taken if tier is wish.tier)
-        owners = sum(size for tier, owner, size in self._taken if tier is wish.tier and owner == wish.owner)
-        return Room(budget.left - everybodys, budget.owner_left - owners)
+        budget, tier = self.budget(wish.tier), wish.tier
+        return Room(budget.left - self._in_all[tier], budget.owner_left - self._of_owner[tier, wish.owner])
 
     def size(self, wish: Wish) -> int:
         return size_tokens(wish.version, self.worker.page_size)
@@ -94,7 +93,11 @@ class _Shelf:
         return size > 0 and self.room(wish).holds(size)
 
     def take(self, wish: Wish) -> None:
-        self._taken.append((wish.tier, wish.owner, self.size(wish)))
+        self._charge(wish.tier, wish.owner, self.size(wish))
+
+    def _charge(self, tier: Tier, owner: str, size: int) -> None:
+        self._in_all[tier] += size
+        self._of_owner[tier, owner] += size
 
 
 def _can_be_asked(wish: Wish, worker: WorkerSeen) -> bool:

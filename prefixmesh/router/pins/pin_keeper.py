@@ -34,6 +34,9 @@ ROUND_S: Final = 0.25
 LEAST_GAP_S: Final = 0.02
 """And at least: a thousand changes at once are one."""
 
+MOST_SHARE: Final = 0.25
+"""Of the loop's time that rounds may take: with very many pins, or workers, they come less often."""
+
 _ON_THE_WAY: Final = frozenset({"warming", "waiting"})
 """States of a replica that is to come."""
 
@@ -88,6 +91,9 @@ class PinKeeper:
         self.actions = PinActions(pool, core.registry, self._config, now, self._note_end)
         self._told = WorkerPins(core.registry, pool, self.wake)
         self._lease = ActingLease(store, clock, router_id, self.wake)
+        self._ordered: dict[int, Action] = {}
+        """By this term's controller, and not ended."""
+
         self._was_acting = False
         self._judged: frozenset[str] = frozenset()
         """Pins, by their ids on workers, that the last round looked at."""
@@ -99,6 +105,9 @@ class PinKeeper:
 
         self._wishes: Sequence[Wish] = ()
         """That the last round went by."""
+
+        self._spent_s = 0.0
+        """By the last round, of the loop's time."""
 
         self._has_heard = asyncio.Event()
         """Set once every worker that can be used had told of its pins."""
@@ -156,12 +165,14 @@ class PinKeeper:
 
     async def _run(self) -> None:
         while True:
+            self._spent_s = 0.0
             try:
                 await self._round()
             except Exception:  # a bug of ours: what was ordered goes on, and the next round may find it well
                 _log.exception("pins_round_failed")
-            await asyncio.sleep(LEAST_GAP_S)
-            await self._until_changed(ROUND_S - LEAST_GAP_S)
+            gap_s = max(LEAST_GAP_S, self._spent_s / MOST_SHARE)
+            await asyncio.sleep(gap_s)
+            await self._until_changed(max(0.0, ROUND_S - gap_s))
 
     async def _until_changed(self, patience_s: float) -> None:
         with suppress(TimeoutError):
@@ -175,39 +186,48 @@ class PinKeeper:
         unix_ms = self._clock.unix_ms
         self._tell_public(unix_ms)
         self._told.refresh(self._now)
+        # All of one moment: what comes to be known meanwhile would be missing from the wishes, and workers would let go of it.
+        is_known, hidden = self._roster.is_settled, self._roster.unresolved()
         self._wishes = wishes = self._roster.wishes(unix_ms)
         if self._heat is not None:
             wishes.extend(self._heat.wishes(self._now(), self.workers))
         proofs: Proofs = {}
         for start in range(0, len(wishes), WISHES_AT_A_TIME):
+            began = self._now()
             prove(self._core.view, wishes[start : start + WISHES_AT_A_TIME], self._block_size, proofs)
+            self._spent_s += self._now() - began
             await asyncio.sleep(0)
-        hidden = self._roster.unresolved()
+        began = self._now()
         self.workers = seen_workers(self._core.fleet, self._told.told, proofs, hidden)
         usable = [worker for worker in self.workers if worker.usable]
         if usable and all(worker.pins_at > -math.inf for worker in usable):
             self._has_heard.set()
-        self.actions.begin(self._decide(wishes))
+        self.actions.begin(self._decide(wishes if is_known else None))
+        self._spent_s += self._now() - began
         self._remove_what_is_over(unix_ms)
 
-    def _decide(self, wishes: Sequence[Wish]) -> Sequence[Action]:
+    def _decide(self, wishes: Sequence[Wish] | None) -> Sequence[Action]:
         is_acting = self.is_acting
         if is_acting != self._was_acting:
             # Whoever acts anew goes by what it sees, and by nothing that was ordered in another term.
             self.controller = PinController(self._config)
+            self._ordered = {}
             self._was_acting = is_acting
-        is_known = self._roster.is_settled
-        self._judged = frozenset(wish.pin_id for wish in wishes) if is_known else frozenset()
-        return self.controller.step(
+        self._judged = frozenset(wish.pin_id for wish in wishes or ())
+        actions = self.controller.step(
             self._now(),
-            wishes if is_known else None,
+            wishes,
             self.workers,
             heat_is_known=self._heat is None or self._heat.is_known,
             acts=is_acting,
         )
+        self._ordered.update((action.number, action) for action in actions)
+        return actions
 
     def _note_end(self, action: Action, problem: str) -> None:
-        self.controller.ended(action.number, problem, self._now())
+        if self._ordered.get(action.number) is action:  # else it was ordered in another term
+            del self._ordered[action.number]
+            self.controller.ended(action.number, problem, self._now())
         self._told.expect_change(action.endpoint)
         self.wake()
 

@@ -17,8 +17,9 @@ from prefixmesh.rpc.identity import Caller, check_tenant
 MAX_PINS_PER_OWNER: Final = 256
 """A tenant has some system prompts, not hundreds: its budget is used up long before."""
 
-MAX_PINS: Final = 4096
-"""In all. Each is looked up in every worker's blocks some times a second."""
+MAX_PINS: Final = 1024
+"""In all. Each is looked up in every worker's blocks, and judged, some times a second: 20 ms a round for so many of 2,000 tokens and four
+workers."""
 
 MAX_REPLICAS: Final = 4096
 """More workers than any fleet has: whoever means all says 0."""
