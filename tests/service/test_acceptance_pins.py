@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -241,15 +242,22 @@ async def test_every_tenant_hits_a_public_pin_and_nobody_anothers_tail(guarded: 
     await admin.put(ids_pin("rules", ids, public=True))
     await admin.until_held("rules", 2)
     prompt = [*ids, *some_ids(2, 300, guarded.vocab_size)]
-    found = {}
     for key in ("pm-greedy", "pm-other"):
-        async with AsyncClient(guarded.router.address, api_key=key) as client:
-            first = await client.generate(prompt, max_tokens=1, temperature=0.0)
-            again = await client.generate(prompt, max_tokens=1, temperature=0.0)
-            found[key] = (first.cached_tokens, again.cached_tokens)
-    # The last token of a prompt is always computed.
-    assert found == {key: (PIN_TOKENS, len(prompt) - 1) for key in ("pm-greedy", "pm-other")}
+        assert await cached_for(guarded, key, prompt) == PIN_TOKENS, key
+        # The router may be told a moment later where that is cached now.
+        await until(partial(finds_all, guarded, key, prompt), "the tenant finds what it has asked itself")
     assert await admin.remove("rules")
+
+
+async def cached_for(fleet: FailureFleet, key: str, prompt: list[int]) -> int:
+    """Tokens of the prompt that whoever has this key finds cached."""
+    async with AsyncClient(fleet.router.address, api_key=key) as client:
+        return (await client.generate(prompt, max_tokens=1, temperature=0.0)).cached_tokens
+
+
+async def finds_all(fleet: FailureFleet, key: str, prompt: list[int]) -> bool:
+    """But the last token, which is always computed."""
+    return await cached_for(fleet, key, prompt) == len(prompt) - 1
 
 
 async def pin_until_refused(pins: Pins, vocab_size: int) -> tuple[int, BudgetError]:
@@ -274,8 +282,7 @@ async def test_a_tenant_that_pins_without_end_stops_at_its_budget(guarded: Failu
     ids = some_ids(5_000, SHORT_TOKENS, guarded.vocab_size)
     await other.put(ids_pin("p0", ids))
     await other.until_held("p0", 2)
-    async with AsyncClient(guarded.router.address, api_key="pm-other") as client:
-        assert (await client.generate([*ids, 5], max_tokens=1)).cached_tokens == SHORT_TOKENS
+    assert await cached_for(guarded, "pm-other", [*ids, 5]) == SHORT_TOKENS
     with pytest.raises(NotFoundError):
         await other.get("p0", owner="greedy")
     with pytest.raises(NotFoundError):
@@ -284,7 +291,7 @@ async def test_a_tenant_that_pins_without_end_stops_at_its_budget(guarded: Failu
         await other.listed(owner="greedy")
     assert {one.spec.owner for one in (await other.listed()).pins} == {"other"}
     everybody = await admin.listed(owner="*")
-    assert {one.spec.owner for one in everybody.pins} == {"greedy", "other"}
+    assert {one.spec.owner for one in everybody.pins} >= {"greedy", "other"}
     assert all(use.charged_tokens <= use.budget_tokens for use in everybody.budgets)
     assert await admin.remove("p0", owner="greedy")
     assert await greedy.put(ids_pin("again", some_ids(6_000, SHORT_TOKENS, guarded.vocab_size)))
