@@ -27,6 +27,9 @@ def print_pins(answer: "ListPinsResponse") -> None:
         click.echo("No prompt is pinned.")
     for use in answer.budgets:
         click.echo(budget_line(use))
+    if answer.actions:
+        counts = ", ".join(f"{count:,} {one_line(name)}" for name, count in sorted(answer.actions.items()))
+        click.echo(f"since this router began: {counts}")
     if not answer.acting:
         click.echo("another router acts for the pins; this one tells what it sees of them")
 
@@ -73,6 +76,7 @@ def pins_as_dict(answer: "ListPinsResponse") -> dict[str, Any]:
     """A list of pins for ``--json``."""
     return {
         "acting": answer.acting,
+        "actions": dict(answer.actions),
         "pins": [pin_as_dict(pin) for pin in answer.pins],
         "budgets": [
             {

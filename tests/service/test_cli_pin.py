@@ -112,9 +112,11 @@ async def test_list_shows_progress_budgets_and_who_acts() -> None:
     assert "everybody" in table.stdout
     assert "budget of acme: 500 of 2,000 tokens (25%)" in table.stdout
     assert "another router acts" in table.stdout
+    assert "since this router began: 1 warm_failed, 3 warmed" in table.stdout
     answer = json.loads(told.stdout)
     assert [one["name"] for one in answer["pins"]] == ["policy"]
     assert (answer["acting"], answer["budgets"][0]["charged_tokens"]) == (False, 500)
+    assert answer["actions"] == {"warmed": 3, "warm_failed": 1}
     assert "No prompt is pinned." in other.stdout
 
 

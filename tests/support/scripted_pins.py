@@ -68,6 +68,7 @@ class ScriptedPins:
         return pb.ListPinsResponse(
             pins=[self._status(spec, with_prompt=False) for spec in mine],
             acting=self.acting,
+            actions={"warmed": 3, "warm_failed": 1},
             budgets=budgets,
         )
 
