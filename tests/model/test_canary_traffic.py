@@ -49,6 +49,21 @@ def test_mixed_traffic_reads_nothing_wrong(page_size: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_traffic_behind_public_prefixes_reads_nothing_of_another_tail(page_size: int) -> None:
+    """Every tenant reads what is public, whoever computed it; behind it, and in its own namespace, only its own."""
+    run = CanaryRun(
+        TrafficOptions(requests=REQUESTS, page_size=page_size, public_blocks=8, seed=3, check_every=100)
+    )
+    tally = run.serve()
+    run.settle()
+    assert run.model.shared_places >= REQUESTS // 10
+    assert tally.preemptions >= REQUESTS // 100
+    assert tally.flushes >= 1
+    assert tally.cached_tokens >= 20 * REQUESTS
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # three quarters of a minute each on a core that has nothing else to do
 @pytest.mark.parametrize("page_size", [1, pytest.param(16, marks=pytest.mark.deep)])
 def test_fifty_thousand_requests_read_nothing_wrong(page_size: int) -> None:

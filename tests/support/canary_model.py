@@ -11,6 +11,7 @@ import numpy as np
 
 from prefixmesh.worker.batch_plan import BatchPlan, IntArray
 from prefixmesh.worker.messages import Submit
+from prefixmesh.worker.request import Request
 from prefixmesh.worker.scheduler import Step
 from tests.support.canary_pool import CanaryError, CanaryPool, Chain, Rows, mix
 from tests.support.fake_model import FAKE_VOCAB
@@ -23,6 +24,10 @@ class CanaryModel:
         self._pool = pool
         self._chains: dict[str, Chain] = {}
         self._writers: dict[str, int] = {}
+        self._places: dict[str, tuple[bytes, int, bytes]] = {}
+        self.shared_places = 0
+        """Requests that lived behind a public prefix."""
+
         self._submitted = 0
         # One row per running request: the pages it read last, and which generation they were.
         width = -(-context_length // pool.page_size)
@@ -42,6 +47,7 @@ class CanaryModel:
     def ended(self, request_id: str) -> Chain:
         """It will not come any more; all its tokens, as the model knows them."""
         del self._writers[request_id]
+        self._places.pop(request_id, None)
         return self._chains.pop(request_id)
 
     def still_running(self, request_ids: Iterable[str]) -> None:
@@ -55,7 +61,7 @@ class CanaryModel:
         """Compute a step: next tokens of ``step.sampled``. Raises CanaryError at the first slot that is not as it should be."""
         plan, pool = step.plan, self._pool
         ids = [part.request.request_id for part in step.parts]
-        chains = [self._chains[request_id] for request_id in ids]
+        chains = [self._chain_of(part.request) for part in step.parts]
         writers = np.array([self._writers[request_id] for request_id in ids])
         new = np.diff(plan.qo_indptr)
         ends = (np.diff(plan.kv_indptr) - 1) * pool.page_size + plan.last_page_len
@@ -67,12 +73,27 @@ class CanaryModel:
         pool.read(slots, _whole(chains, ends), np.repeat(writers, ends))
         return self._sample(step, ends)
 
+    def _chain_of(self, request: Request) -> Chain:
+        """A request's tokens where its KV lives, which its scheduler has chosen before its first step, and never changes."""
+        chain = self._chains[request.request_id]
+        place = request.root, request.boundary_tokens, request.tail
+        if self._places.setdefault(request.request_id, place) != place:
+            raise CanaryError(f"{request} lives elsewhere than it did")
+        if request.boundary_tokens and not chain.boundary:
+            prompt, capacity = chain.tokens[: chain.length], len(chain.tokens)
+            chain = Chain(
+                request.root, prompt, capacity=capacity, boundary=request.boundary_tokens, tail=request.tail
+            )
+            self._chains[request.request_id] = chain
+            self.shared_places += 1
+        return chain
+
     def _computed(self, plan: BatchPlan, chains: list[Chain], starts: IntArray, ends: IntArray) -> Rows:
         spans = list(zip(chains, starts.tolist(), ends.tolist(), strict=True))
         if any(not 0 <= start < end <= chain.length for chain, start, end in spans):
             raise CanaryError(f"a step computes tokens that nobody knows: {spans}")
         rows = Rows(
-            np.repeat(np.array([chain.namespace for chain in chains]), ends - starts),
+            np.concatenate([chain.namespaces(start, end) for chain, start, end in spans]),
             np.concatenate([np.arange(start, end) for _, start, end in spans]),
             np.concatenate([chain.tokens[start:end] for chain, start, end in spans]),
             np.concatenate([chain.digests[start:end] for chain, start, end in spans]),
@@ -112,6 +133,10 @@ class CanaryModel:
         before = np.array([chain.digests[chain.length - 1] for chain in chains], dtype=np.uint64)
         tokens = (before >> np.uint64(7)) % np.uint64(FAKE_VOCAB)
         after = before + mix(ends[sampling], tokens)
+        for place, chain in enumerate(chains):
+            if chain.length == chain.boundary:  # the answer is in the tail
+                after[place : place + 1] += chain.namespaces(chain.boundary, chain.boundary + 1)
+                after[place : place + 1] -= chain.namespaces(0, 1)
         answer: list[int] = tokens.tolist()
         for chain, token, digest in zip(chains, answer, after, strict=True):
             chain.append(token, digest)
@@ -134,7 +159,7 @@ def _whole(chains: list[Chain], ends: IntArray) -> Rows:
     """All of each chain, as far as it is computed."""
     spans = list(zip(chains, ends.tolist(), strict=True))
     return Rows(
-        np.repeat(np.array([chain.namespace for chain in chains]), ends),
+        np.concatenate([chain.namespaces(0, end) for chain, end in spans]),
         np.concatenate([np.arange(end) for _, end in spans]),
         np.concatenate([chain.tokens[:end] for chain, end in spans]),
         np.concatenate([chain.digests[:end] for chain, end in spans]),

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
+from prefixmesh.cache.radix_cache import RadixOptions
 from prefixmesh.worker.messages import Admitted, Ended, Refused, TokensOut
 from prefixmesh.worker.scheduler import Scheduler, SchedulerConfig, Step
 from tests.support.canary_cache import CanaryCache
@@ -41,6 +42,9 @@ class TrafficOptions:
 
     failure_rate: float = 0.005
     flush_rate: float = 0.003
+    public_blocks: int = 0
+    """Tokens in a block, where system prompts are public in whole blocks and pages; 0: nothing is public."""
+
     check_every: int = 50
     """Steps between two recomputations of all invariants; 0 leaves everything to the canary."""
 
@@ -76,7 +80,8 @@ class CanaryRun:
         total_pages = options.pool_tokens // options.page_size
         self.pool = CanaryPool(total_pages, options.page_size)
         self.allocator = CanaryAllocator(self.pool)
-        self.cache = CanaryCache(self.allocator)
+        block_size = options.public_blocks
+        self.cache = CanaryCache(self.allocator, RadixOptions(block_size=block_size) if block_size else None)
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_running_requests=options.max_running,
@@ -93,7 +98,9 @@ class CanaryRun:
         )
         self.model = CanaryModel(self.pool, options.max_running, options.context_length)
         self.rng = random.Random(options.seed)
-        self.workload = Workload(random.Random(options.seed + 1), options.context_length)
+        self.workload = Workload(
+            random.Random(options.seed + 1), options.context_length, options.page_size, block_size
+        )
         self.tally = Tally()
         self.now = 0.0
         self._asks: dict[str, Ask] = {}

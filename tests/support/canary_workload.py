@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from prefixmesh import tokens
+from prefixmesh.cache.public import PublicPrefix, public_boundary
+from prefixmesh.ids import Namespace
 from prefixmesh.worker.messages import EngineSampling, Submit
 from tests.support.fake_model import FAKE_VOCAB
 
+PUBLIC: Final = Namespace(b"p" * 16)
 NAMESPACES: Final = (b"a" * 16, b"b" * 16, b"c" * 16)
 MAX_CONVERSATIONS: Final = 48
 """Few enough that most are taken up again, many enough that the pool cannot hold them all."""
@@ -39,6 +42,10 @@ class Workload:
 
     rng: random.Random
     longest: int
+    page_size: int = 1
+    public_blocks: int = 0
+    """Tokens in a block: system prompts are cut to whole ones, and pages, and public then. 0: nothing is."""
+
     system_prompts: list[list[int]] = field(init=False)
     conversations: list[Conversation] = field(default_factory=list)
     made: int = 0
@@ -99,8 +106,24 @@ class Workload:
             namespace=conversation.namespace,
             tokens=tokens.pack(prompt),
             sampling=sampling,
+            public=self._public(prompt),
         )
         return Ask(command, prompt, conversation)
+
+    def _public(self, prompt: list[int]) -> tuple[PublicPrefix, ...]:
+        """Now and then a router does not know of a pin yet, or not any more; and all know of some that fit other prompts."""
+        if not self.public_blocks or self.rng.random() < 0.2:
+            return ()
+        prefixes = list(self.system_prompts)
+        if self.rng.random() < 0.3:  # somebody pins more than that
+            prefixes.append(prompt[: len(prompt) // 2])
+        made = (
+            public_boundary(
+                PUBLIC, tokens.pack(prefix), page_size=self.page_size, block_size=self.public_blocks
+            )
+            for prefix in prefixes
+        )
+        return tuple(prefix for prefix in made if prefix is not None)
 
     def _text(self, length: int) -> list[int]:
         """Mostly of few different tokens, so that texts agree by chance for a while."""
