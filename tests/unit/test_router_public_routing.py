@@ -216,13 +216,15 @@ def pinned(*prefixes: list[int]) -> PublicPrefixes:
     return table
 
 
-async def prepare(preparer: RequestPreparer, ids: Sequence[int], tenant: str = "acme") -> PreparedRequest:
+async def prepare(
+    preparer: RequestPreparer, ids: Sequence[int], tenant: str = "acme", digest: str = ""
+) -> PreparedRequest:
     message = token_request(ids)
     return await preparer.prepare(
         codec.decode_generate(message),
         message,
         TenantId(tenant),
-        adapter_digest="",
+        adapter_digest=digest,
         context_length=CONTEXT,
     )
 
@@ -256,6 +258,22 @@ async def test_a_prepared_request_carries_every_place_where_it_may_live() -> Non
     assert prepared.route.chain(1) == names(plain, longer, IDS)
     assert prepared.route.chain(2) == names(plain, shorter, IDS)
     assert other.route.public == ()
+
+
+async def test_an_adapters_request_knows_its_own_contents_pins_alone() -> None:
+    """F47: the same name with other weights has another digest, and none of the old ones' pins."""
+    table, lora = PublicPrefixes(BLOCK), Namespace(b"l" * 16)
+    of_lora = PinVersion(
+        generation=1, namespace=lora, tokens=pack(PIN_IDS), fingerprints=(), adapter_digest="old"
+    )
+    of_base = PinVersion(generation=1, namespace=PUBLIC, tokens=pack(LONG_IDS), fingerprints=())
+    table.set([of_lora, of_base], 16)
+    with preparer_of(table) as preparer:
+        found = [
+            [(one.namespace, one.boundary_tokens) for one in prepared.route.candidates]
+            for prepared in [await prepare(preparer, IDS, digest=digest) for digest in ("", "old", "new")]
+        ]
+    assert found == [[(PUBLIC, len(LONGER))], [(lora, len(PINNED))], []]
 
 
 @pytest.mark.parametrize("prompt_tokens", [len(PINNED), len(PINNED) + 30, len(PINNED) + 70])

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixmesh import fleet_secret
+from prefixmesh.cache.public import PublicPrefix
 from prefixmesh.errors import AuthenticationError, ForgedTicketError, OtherLifeError
-from prefixmesh.ids import Incarnation, Namespace, RequestId, TenantId
+from prefixmesh.ids import Fingerprint, Incarnation, Namespace, RequestId, TenantId
+from prefixmesh.kv_source import KvSource
 from prefixmesh.ticket import Ticket, sign, verify
 
 SECRET = fleet_secret.FleetSecret(bytes(range(32)))
@@ -24,6 +26,11 @@ TICKET = Ticket(
     prompt_tokens=2**40,
     max_tokens=4096,
     branches=4,
+    public=(
+        PublicPrefix(Namespace(b"p" * 16), 2**20, Fingerprint(2**64 - 1)),
+        PublicPrefix(Namespace(b"p" * 16), 64, Fingerprint(1)),
+    ),
+    sources=(KvSource(address="10.0.0.1:50", incarnation=Incarnation(7), tokens=640, boundary_tokens=64),),
 )
 
 
