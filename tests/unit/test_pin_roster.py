@@ -69,7 +69,7 @@ async def setting() -> AsyncIterator[Setting]:
 async def test_pins_of_the_store_are_wished_as_they_come_and_go(setting: Setting) -> None:
     """Those that are there before a router begins, and those that another one puts; both take one wish for the same."""
     await setting.put(spec("a"))
-    assert not setting.roster.is_settled
+    assert not setting.another().is_settled
     setting.roster.start()
     await eventually(lambda: setting.roster.is_settled and len(setting.versions()) == 1)
     await setting.put(spec("b", text="the quick brown fox"))
