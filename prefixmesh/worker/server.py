@@ -275,7 +275,7 @@ class WorkerServer:
             books=self._copies,
             bytes_per_s=config.engine.kv_copy_rate * _BYTES_PER_MB,
         )
-        add_service(server, CONTROL, control, giving, partial=True)
+        add_service(server, CONTROL, control, giving)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (INFERENCE.full_name, CONTROL.full_name)
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
