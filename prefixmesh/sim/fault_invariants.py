@@ -15,6 +15,7 @@ from prefixmesh.errors import CancelledError, InvariantError
 from prefixmesh.history import Asked, Ended
 from prefixmesh.history_check import HistoryChecker
 from prefixmesh.router.worker_view import Trust
+from prefixmesh.sim.fault_pins import broken_pins
 from prefixmesh.sim.simulated_client import SimulatedClient
 from prefixmesh.sim.simulated_router import RouterLife, SimulatedRouter
 from prefixmesh.sim.simulated_worker import SimulatedWorker
@@ -65,6 +66,7 @@ def _broken(run: "FaultRun") -> Iterator[str]:
             yield from _of_router(router, router.life)
     for worker in run.workers.values():
         yield from _of_worker(worker)
+    yield from broken_pins(run.wishes, list(run.workers.values()), run.sim.now)
 
 
 def _of_client(client: SimulatedClient, expected: list[int]) -> Iterator[str]:
@@ -150,7 +152,10 @@ def _of_worker(worker: SimulatedWorker) -> Iterator[str]:
         "running requests": life.load.running + stats.running,
         "queued requests": life.load.queued + stats.queued,
         "locks": kv.receipts_out,
-        "pages that nobody owns": kv.total_pages - kv.free_pages - kv.evictable_pages,
+        "pages that nobody owns": kv.total_pages
+        - kv.free_pages
+        - kv.evictable_pages
+        - stats.pins.pinned_pages,
         "double releases": stats.double_releases,
         "copies between tiers": stats.tiers.copies_in_flight,
         "locked host pages": stats.tiers.host_protected_pages,

@@ -24,9 +24,11 @@ from prefixmesh.config import EngineConfig
 from prefixmesh.history import Closed, HistoryList
 from prefixmesh.proto.cache_news import News
 from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.pins.wishes import Wish
 from prefixmesh.router.policy import PolicyConfig
 from prefixmesh.sim.fake_engine import ModelIdentity
 from prefixmesh.sim.fault_invariants import broken_rules, is_quiet
+from prefixmesh.sim.fault_pins import PIN_SHARE, pin_wishes, pins_held, pins_rest
 from prefixmesh.sim.fault_script import FleetScript, LinkFault, LinkFaultKind, draw_script
 from prefixmesh.sim.fault_traffic import LONG_S, Callers, Traffic
 from prefixmesh.sim.kernel import Simulation
@@ -102,6 +104,10 @@ class FaultReport:
     calls: int = 0
     """Of the simulation: the same seed makes as many."""
 
+    has_pins: bool = False
+    pins_held: int = 0
+    """At the end, by all workers together."""
+
     log_digest: str = ""
     """Of all that was noted, with its times: the same for the same seed."""
 
@@ -109,7 +115,8 @@ class FaultReport:
     """Of a run that failed."""
 
     def __str__(self) -> str:
-        again = f"again: python -m prefixmesh.sim.fault_run --seed {self.seed} --trace"
+        pins = " --pins" if self.has_pins else ""
+        again = f"again: python -m prefixmesh.sim.fault_run --seed {self.seed}{pins} --trace"
         return "\n".join(
             [f"seed {self.seed}", *self.script.lines(), *self.last_records, *self.problems, again]
         )
@@ -118,9 +125,11 @@ class FaultReport:
 class FaultRun:
     """One seed. ``run`` it once."""
 
-    def __init__(self, seed: int, workload: Workload | None = None) -> None:
-        """``workload``: what is asked is a piece of it, made small (``trace_traffic``), and not conversations of our own."""
+    def __init__(self, seed: int, workload: Workload | None = None, *, has_pins: bool = False) -> None:
+        """``workload``: what is asked is a piece of it, made small (``trace_traffic``), and not conversations of our own. ``has_pins``: some
+        of what those begin with is pinned (``fault_pins``)."""
         self.seed = seed
+        self.wishes = pin_wishes(VOCAB) if has_pins else []
         self.sim = Simulation(seed)
         self.network = Network(self.sim, GOOD)
         rng = self.sim.fork_rng("fleet")
@@ -135,6 +144,8 @@ class FaultRun:
             chunked_prefill_size=64,
             max_running_requests=6,
             max_queued_requests=rng.choice((4, 64)),
+            pin_share=PIN_SHARE,
+            pin_owner_share=PIN_SHARE,
         )
         self.sim.run_for(0.0)
         tiers = self.sim.fork_rng("tiers")
@@ -161,6 +172,7 @@ class FaultRun:
                 stream_idle_s=STREAM_IDLE_S,
                 history=self.histories[name],
                 news_may_garble=_is_cache_news,
+                wishes=self._wished if has_pins and name == router_names[0] else None,
             )
             for name in router_names
         ]
@@ -175,13 +187,14 @@ class FaultRun:
 
     def run(self) -> FaultReport:
         """All of it; what it comes to. An error that comes out of the simulation is a problem like others."""
-        report = FaultReport(self.seed, self.script)
+        report = FaultReport(self.seed, self.script, has_pins=bool(self.wishes))
         try:
             self._go_through()
             report.problems += broken_rules(self)
         except Exception as error:  # whatever it is, the seed and the script must be told
             logging.getLogger(__name__).debug("fault_run_failed", exc_info=True)
             report.problems.append(f"{type(error).__name__}: {error}")
+        report.pins_held = pins_held(self.wishes, list(self.workers.values()), self.sim.now)
         clients = self.callers.clients
         report.requests, report.calls = len(clients), self.sim.calls
         report.finished = sum(one.error is None and one.ended_at is not None for one in clients)
@@ -205,6 +218,9 @@ class FaultRun:
         ]
         return [f"{at:10.6f} {line}" for at, line in sorted(lines, key=lambda line: line[0])]
 
+    def _wished(self) -> list[Wish]:
+        return self.wishes
+
     def _go_through(self) -> None:
         self.sim.run_until(max(LASTS_S, self.script.over_s))
         end = self.sim.now + LONG_S
@@ -212,7 +228,7 @@ class FaultRun:
             self.sim.run_for(1.0)
         end = self.sim.now + QUIET_S
         self.sim.run_for(LOOK_S)
-        while not is_quiet(self) and self.sim.now < end:
+        while not (is_quiet(self) and pins_rest(self.routers, self.sim.now)) and self.sim.now < end:
             self.sim.run_for(LOOK_S)
         self.last = [
             self.callers.ask(self.traffic.question(), LONG_S, number) for number in range(len(self.routers))
@@ -241,17 +257,17 @@ class FaultRun:
         return partial(network.cut, *fault.ends, silently=silently), partial(network.mend, *fault.ends)
 
 
-def run_seed(seed: int, workload: Workload | None = None) -> FaultReport:
-    """One seed from beginning to end, with conversations of our own or a piece of a workload."""
-    return FaultRun(seed, workload).run()
+def run_seed(seed: int, workload: Workload | None = None, *, has_pins: bool = False) -> FaultReport:
+    """One seed from beginning to end; see ``FaultRun``."""
+    return FaultRun(seed, workload, has_pins=has_pins).run()
 
 
 def first_failing(
-    seeds: range, progress: Callable[[FaultReport], object] | None = None
+    seeds: range, progress: Callable[[FaultReport], object] | None = None, *, has_pins: bool = False
 ) -> FaultReport | None:
     """The report of the first seed that does not hold; None where all do."""
     for seed in seeds:
-        report = run_seed(seed)
+        report = run_seed(seed, has_pins=has_pins)
         if progress is not None:
             progress(report)
         if report.problems:
@@ -265,14 +281,15 @@ def first_failing(
     "--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="How many, one after the other."
 )
 @click.option("--trace", is_flag=True, help="Print all that was noted, of every seed.")
-def main(seed: int, seeds: int, *, trace: bool) -> None:
+@click.option("--pins", is_flag=True, help="Pin some of what conversations begin with.")
+def main(seed: int, seeds: int, *, trace: bool, pins: bool) -> None:
     """Run seeds of mixed faults in simulated time, until one breaks a rule."""
     torch.set_num_threads(1)
     if trace:
         logging.basicConfig(level=logging.DEBUG)
     requests = 0
     for one in range(seed, seed + seeds):
-        run = FaultRun(one)
+        run = FaultRun(one, has_pins=pins)
         report = run.run()
         requests += report.requests
         if trace:

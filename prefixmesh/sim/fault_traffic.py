@@ -44,6 +44,12 @@ DIRECT: Final = 0.3
 """Share of requests whose callers stream from workers themselves."""
 
 
+def system_prompt(system: int, vocab_size: int) -> list[int]:
+    """One of the beginnings, the same in every run."""
+    rng = Random(system)  # noqa: S311
+    return rng.choices(range(vocab_size), k=64 + 30 * system)
+
+
 class Callers:
     """Who asks the fleet of a fault run, and what has become of it. ``rng`` draws how each request goes."""
 
@@ -146,8 +152,7 @@ class Traffic:
 
     def _beginning(self) -> tuple[Namespace, list[int]]:
         system = self._rng.randrange(SYSTEMS)
-        begun = self._tokens(Random(system), 64 + 30 * system)  # noqa: S311  the same in every run
-        return self._rng.choice(NAMESPACES), begun
+        return self._rng.choice(NAMESPACES), system_prompt(system, self._vocab_size)
 
     def _tokens(self, rng: Random, count: int) -> list[int]:
         return rng.choices(range(self._vocab_size), k=count)
