@@ -35,6 +35,7 @@ from prefixmesh.worker.kv_copies.rate_bound import RateBound
 from prefixmesh.worker.messages import EngineInfo
 from prefixmesh.worker.prefix_calls import ask
 from prefixmesh.worker.prefix_messages import KvRead, PrefixName, ReadKv
+from prefixmesh.worker.unheard import look_at
 from prefixmesh.worker.warm_order import read_prefix
 
 MAX_READERS: Final = 4
@@ -94,6 +95,8 @@ class ReadPrefixService:
             start += tokens
             # The next part is read while this one is on its way; it is dropped with the stream.
             ahead = asyncio.create_task(self._read(prefix, start, layout)) if start < end else None
+            if ahead is not None:
+                ahead.add_done_callback(look_at)
             try:
                 await asyncio.sleep(self._rate.take(len(read.kv), self._clock()))
                 await send(message)

@@ -33,6 +33,7 @@ from prefixmesh.worker.kv_copies.parts import check_part
 from prefixmesh.worker.kv_copies.transport import CopiedPart, KvTransport, WantedKv
 from prefixmesh.worker.prefix_calls import ask
 from prefixmesh.worker.prefix_messages import KvWritten, PrefixName, WriteKv
+from prefixmesh.worker.unheard import look_at
 from prefixmesh.worker.worker_reports import EngineFigures
 
 _log = logging.getLogger(__name__)
@@ -126,6 +127,7 @@ class KvCopier:
             copy = self._copies[prefix] = _Copy()
             copy.task = asyncio.create_task(self._run(copy, prefix, sources, owner, must=must))
             copy.task.add_done_callback(lambda _: self._forget(prefix, copy))
+            copy.task.add_done_callback(look_at)
         return await self._wait_for(copy, prefix, wait_s)
 
     async def close(self) -> None:
