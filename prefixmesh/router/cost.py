@@ -24,10 +24,11 @@ ADAPTER_CHAIN: Final = 4.0
 worker has. In a fleet whose places for adapters are all taken that is long; 4 keeps 32 adapters on 8 workers with 4 places each where
 they are."""
 
-EVICTED_USE: Final = 0.25
-"""Share of the KV that a full cache gives up which somebody would have asked for again. Caches give up first what was used longest
-ago, so that it is well below their hit rate; nobody measures it."""
-
+EVICTED_USE: Final = 1.0
+"""Share of the KV that a full cache gives up which somebody would have asked for again. Caches give up first what was used longest ago, so
+that it is below their hit rate; nobody measures it. All of it is counted even so: where the useful part was counted alone (a quarter),
+a trace of conversations found less cached on every fleet that was tried (docs/benchmarks.md), since what goes is not only computed
+again but pushes out something else, and so on."""
 
 _NOTHING: Final = np.array(0.0)
 _UNABLE_MS: Final = np.array(1e200)

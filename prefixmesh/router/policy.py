@@ -18,8 +18,10 @@ from prefixmesh.router.matched_tokens import MatchedTokens
 from prefixmesh.router.measured_rates import Column
 
 TIE_SHARE: Final = 0.1
-"""Costs closer than this do not tell workers apart that hold equally much, and the adapter or not: measured rates wobble by a few percent, and the fastest
-of equals would otherwise get every request, busy or not, and do all the evicting. Among such workers the least busy is taken."""
+"""Costs do not tell workers apart that hold equally much, and the adapter or not, where they are closer than this share of what computing
+the request costs: measured rates wobble by a few percent, and the fastest of equals would otherwise get every request, busy or not,
+and do all the evicting. Waiting is left out of the share: half a second more of a queue of five is no wobble. Among such workers the
+one with the shortest wait is taken."""
 
 HASH_LOAD_FACTOR: Final = 1.25
 """``prefix_hash``: no worker gets a request that has this many times the mean of requests already (Mirrokni et al., "Consistent
@@ -74,14 +76,15 @@ class Pick(NamedTuple):
 
 
 def cheapest(choice: Choice) -> Pick:
-    """Least cost; among those that it does not tell apart, fewest requests; among those, by turn. The caller's last worker is taken if
-    what is taken off for that makes it the cheapest."""
+    """Least cost; among those that it does not tell apart, the shortest wait, then fewest requests; among those, by turn. The caller's last
+    worker is taken if what is taken off for that makes it the cheapest."""
     costs = choice.costs
     compared, best = costs.compared, int(costs.compared.argmin())
     home = choice.demand.home_row
     if home is not None and choice.affinity_ms and compared[home] - choice.affinity_ms <= compared[best]:
         return Pick(home, was_tie=False)
-    rows = (compared <= np.array(compared.item(best) * (1.0 + TIE_SHARE))).nonzero()[0]
+    margin = TIE_SHARE * (1.0 + costs.spill_weight) * costs.prefill.item(best)
+    rows = (compared <= np.array(compared.item(best) + margin)).nonzero()[0]
     if len(rows) > 1:
         counted = costs.counted[rows]
         rows = rows[counted == np.array(costs.counted.item(best))]
@@ -89,6 +92,8 @@ def cheapest(choice: Choice) -> Pick:
             rows = rows[(costs.adapter_load[rows] > 0.0) == (costs.adapter_load.item(best) > 0.0)]
     if len(rows) == 1:
         return Pick(best, was_tie=False)
+    wait = costs.wait[rows]
+    rows = rows[wait == wait[wait.argmin()]]
     return _least(choice.columns.in_flight[rows], rows, choice.turn)
 
 
