@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 def server(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> RedisServer:
     """An empty one, of which a router asks more often than it would what it was not told."""
     monkeypatch.setattr(state_redis, "POLL_S", 0.05)
-    monkeypatch.setattr(acting_lease, "LEASE_S", 3.0)
+    monkeypatch.setattr(acting_lease, "LEASE_S", 6.0)
     monkeypatch.setattr(acting_lease, "RENEW_S", 0.3)
     redis_server.empty()
     return redis_server
