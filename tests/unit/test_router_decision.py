@@ -224,3 +224,18 @@ def test_a_fleet_of_nobody_is_decided_and_explained_without_anybody() -> None:
     nothing, demand = MatchedTokens(np.zeros(0), np.zeros(0)), Demand(100, 200)
     assert decide(FleetColumns(), None, nothing, demand, PolicyConfig(), 0) is None
     assert not explain(FleetColumns(), None, nothing, demand, PolicyConfig())
+
+
+def test_tie_goes_to_the_shortest_wait_and_not_to_the_fewest_requests() -> None:
+    """What does not matter beside a prompt of 5,000 tokens still decides between equals, and by work."""
+    busy = [loaded(1, "waiting", size=60), loaded(3, "waiting", size=10)]
+    assert column_fleet(busy).takers(5000) == {1}
+    assert column_fleet([*busy, loaded(2, "waiting", size=15)]).takers(5000) == {2}, (
+        "of equal waits the fewest"
+    )
+
+
+def test_margin_of_a_tie_is_of_the_requests_own_prefill_and_not_of_what_it_waits_for() -> None:
+    """Behind queues of seconds a cost that is a tenth higher is a real difference."""
+    queues = [loaded(2, "waiting", size=10_000), loaded(2, "waiting", size=10_400)]
+    assert column_fleet(queues).takers(500) == {0}
