@@ -183,6 +183,7 @@ class WorkerControlService:
         self._authenticate(context.invocation_metadata())
         order = read_order(request, self._info)
         warmed = await self._warming.warm(order, context.time_remaining())
+        self._watchers.on_load_change()  # so that reports tell soon of what is pinned now
         return pb.WarmResponse(**asdict(warmed))
 
     async def Unpin(  # noqa: N802  the service's own name
@@ -194,6 +195,7 @@ class WorkerControlService:
         answer = await ask(
             self._engine, lambda question: UnpinPrefix(question=question, pin_id=request.pin_id)
         )
+        self._watchers.on_load_change()
         return pb.UnpinResponse(removed=bool(answer.pins))
 
     async def ListPins(  # noqa: N802  the service's own name

@@ -133,6 +133,7 @@ class ReportMaker:
             decode_step_ms=engine.decode_step_ms,
             load_back_ms_per_token=engine.load_back_ms_per_token,
             copy_ms_per_token=self._copy_ms_per_token(),
+            pins_version=engine.pins.version,
             adapter_load_ms=engine.adapter_load_ms,
             resident_adapters=engine.resident_adapters,
             draining=self._is_draining(),

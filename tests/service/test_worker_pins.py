@@ -390,3 +390,22 @@ async def test_pins_and_warming_are_on_the_metrics_page(monkeypatch: pytest.Monk
         assert page.value("prefixmesh_warmed_tokens_total", source="computed") == 24
         assert page.value("prefixmesh_warmed_tokens_total", source="found") == 20
         assert page.value("prefixmesh_requests_total", outcome="length") == 0
+
+
+async def test_reports_tell_when_the_list_of_pins_has_changed() -> None:
+    async with stage() as worker:
+        control = worker.worker.control
+        request = pb.WatchCacheRequest(report_interval_ms=100, reports_only=True)
+        watch = control.WatchCache(request, metadata=worker.worker.control_metadata(), timeout=30.0)
+        assert (await watch.read()).report.pins_version == 0
+        for change in (
+            ("Warm", pb.WarmRequest(prefix=prefix(), pin=pin())),
+            ("Unpin", pb.UnpinRequest(pin_id="p")),
+        ):
+            before = (await ask(worker, "ListPins", pb.WorkerPinsRequest())).version
+            await ask(worker, *change)
+            version = (await ask(worker, "ListPins", pb.WorkerPinsRequest())).version
+            assert version > before
+            while (await watch.read()).report.pins_version != version:
+                pass
+        watch.cancel()
