@@ -17,7 +17,7 @@ from prefixmesh.config import EngineConfig, WorkerConfig
 from prefixmesh.errors import OverloadedError, PrefixmeshError, UnavailableError
 from prefixmesh.ids import Namespace
 from prefixmesh.proto.v1 import inference_pb2 as pb
-from prefixmesh.proto.v1 import inference_pb2_grpc, router_pb2, router_pb2_grpc
+from prefixmesh.proto.v1 import inference_pb2_grpc, router_pb2, router_pb2_grpc, worker_control_pb2
 from prefixmesh.rpc.channel import open_channel
 from prefixmesh.sim.fake_engine import ModelIdentity
 from prefixmesh.sim.fake_model import expected_answer
@@ -244,3 +244,17 @@ async def is_ready(router: Program) -> bool:
 
 async def is_lost(router: Program) -> bool:
     return not (await listed(router)).ready
+
+
+async def test_it_warms_and_pins_like_any_worker(worker: Worker) -> None:
+    pin = worker_control_pb2.WorkerPin(pin_id="p", owner="acme")
+    prefix = worker_control_pb2.Prefix(namespace=b"n" * 16, token_ids=pack(PROMPT))
+    metadata = worker.control_metadata()
+    warmed = await worker.control.Warm(
+        worker_control_pb2.WarmRequest(prefix=prefix, pin=pin), metadata=metadata, timeout=30.0
+    )
+    assert (warmed.held_tokens, warmed.computed_tokens) == (200, 200)
+    listed = await worker.control.ListPins(worker_control_pb2.WorkerPinsRequest(), metadata=metadata)
+    assert [(one.pin_id, one.held_tokens) for one in listed.pins] == [("p", 200)]
+    answer = await worker.generate(request(), worker.ticket(request_id="r", namespace=b"n" * 16))
+    assert answer.started.cached_tokens.device == 199, "all but the last token, which must be computed"
