@@ -15,6 +15,7 @@ from prefixmesh.config import EngineConfig
 from prefixmesh.errors import ConfigError, PrefixmeshError
 from prefixmesh.ids import Namespace
 from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.heat.config import HeatConfig
 from prefixmesh.router.policy import PolicyConfig
 from prefixmesh.sim.fake_engine import ModelIdentity
 from prefixmesh.sim.kernel import Simulation
@@ -51,6 +52,9 @@ class FleetSpec:
     report_interval_s: float = 0.1
     speed: float = 1.0
     """How many times faster than in the trace requests arrive."""
+
+    heat: HeatConfig | None = None
+    """Each router keeps what is hot replicated by these bounds; None: nothing is."""
 
     seed: int = 0
 
@@ -115,6 +119,7 @@ class SimulatedFleet:
                 self.workers,
                 policy,
                 report_interval_s=spec.report_interval_s,
+                heat=spec.heat,
             )
             for index in range(spec.routers)
         ]

@@ -23,6 +23,7 @@ from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.router.attempts import Attempts, End, Prepare, Send, Step, Wait
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.failure_kind import FailureKind, kind_of
+from prefixmesh.router.heat.watch import HeatWatch
 from prefixmesh.router.placement import Placement
 from prefixmesh.router.public_prefixes import PublicPrefixes
 from prefixmesh.router.retry_budget import RetryBudget
@@ -75,6 +76,7 @@ class Carrying(Protocol):
     budget: RetryBudget
     history: History
     public: PublicPrefixes
+    heat: HeatWatch | None
     links: dict[Endpoint, SimulatedLink]
     stream_idle_s: float
     requests: dict["SimulatedRequest", None]
@@ -172,6 +174,8 @@ class SimulatedRequest:
     def _send(self, placement: Placement, *, goes_on: bool) -> None:
         self._placement, self._goes_on, self._has_own_token = placement, goes_on, False
         self.answered.worker = placement.endpoint
+        if self._router.heat is not None and not goes_on:
+            self._router.heat.routed(placement, self._question.namespace, self._question.prompt)
         try:
             resumed = self._resumed()
         except UnavailableError as error:

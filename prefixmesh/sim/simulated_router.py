@@ -17,7 +17,10 @@ from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import router_pb2
 from prefixmesh.router.direct import TICKET_VALID_S
 from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.heat.config import HeatConfig
+from prefixmesh.router.heat.watch import HeatWatch
 from prefixmesh.router.pins.config import PinControllerConfig
+from prefixmesh.router.pins.wishes import Wish
 from prefixmesh.router.policy import PolicyConfig
 from prefixmesh.router.public_prefixes import PublicPrefixes
 from prefixmesh.router.retry_budget import RetryBudget
@@ -72,8 +75,9 @@ class SimulatedRouter:
         history: History = NO_HISTORY,
         news_may_garble: Callable[[News], bool] | None = None,
         wishes: Wishes | None = None,
+        heat: HeatConfig | None = None,
     ) -> None:
-        """With ``wishes`` it keeps the fleet's pins. ``news_may_garble`` is of ``Network.open_stream``, for the workers' news."""
+        """With ``wishes`` it keeps the fleet's pins, with ``heat`` what is hot besides. ``news_may_garble`` is of ``Network.open_stream``, for the workers' news."""
         self.sim = sim
         self.network = network
         self.name = name
@@ -87,6 +91,7 @@ class SimulatedRouter:
         self.history = history
         self.news_may_garble = news_may_garble
         self.wishes = wishes
+        self.heat = heat
         self.rng = sim.fork_rng(f"router {name}")
         self.life: RouterLife | None = None
         """None while it is down."""
@@ -193,7 +198,10 @@ class RouterLife:
         self.links: dict[Endpoint, SimulatedLink] = {}
         for endpoint, worker in router.workers.items():
             self.links[endpoint] = SimulatedLink(self, endpoint, worker)
-        self.pins = None if router.wishes is None else SimulatedPins(self, router.wishes, PIN_CONFIG)
+        self.heat = None if router.heat is None else HeatWatch(self.core, router.heat, DEFAULT_BLOCK_SIZE)
+        pinned = router.wishes
+        is_keeping = pinned is not None or self.heat is not None
+        self.pins = SimulatedPins(self, lambda: self._wishes(pinned), PIN_CONFIG) if is_keeping else None
         self._review()
 
     def ask(
@@ -269,6 +277,10 @@ class RouterLife:
             link = self.links.get(entry.endpoint)
             if entry.ejected and link is not None:
                 link.give_up_calls(f"worker {entry.name} {entry.problem}")
+
+    def _wishes(self, pinned: Wishes | None) -> Sequence[Wish]:
+        hot = () if self.heat is None else self.heat.wishes(self.sim.now, ())
+        return [*(() if pinned is None else pinned()), *hot]
 
     def _draw(self) -> int:
         return self._rng.getrandbits(64)
