@@ -4,7 +4,7 @@ One ``SimulatedRouter`` is an address; behind it lives one ``RouterLife`` after 
 each worker who it is and follows it (``simulated_link``), and carries requests (``simulated_request``).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE, FINGERPRINT_VERSION
