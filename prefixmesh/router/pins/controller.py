@@ -158,7 +158,8 @@ class PinController:
     def _bring(self, standing: Standing, scene: Scene, orders: list[Action]) -> None:
         for site in standing.again:
             self._warm(standing.wish, site, scene, orders)
-        for _ in range(standing.short):
+        # Not more than could be ordered at all: a wish of all workers looks for the others in later steps.
+        for _ in range(min(standing.short, self.config.max_moves)):
             choice = self._chooser.choose(standing, scene)
             if choice is None:
                 self._give_up_old(standing, scene, orders)

@@ -77,7 +77,8 @@ class Site:
         self._all = [0 for _ in Tier]
         self._owners: dict[tuple[Tier, str], int] = {}
         for pin_id in self.pins:
-            self.take(*self.charge_of(pin_id))
+            tier, owner, size = self.charge_of(pin_id)
+            self.take(tier, owner, size)
         for pin_id, warm in self.warming.items():
             if pin_id not in self.pins:
                 self.take(warm.wish.tier, warm.wish.owner, self.size(warm.wish))

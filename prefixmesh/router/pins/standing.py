@@ -5,6 +5,7 @@ expected without choosing anybody else; it is *doubtful* when it cannot: it has 
 come. A doubtful worker's pin stays until enough others hold, and is let go then, so that no replica is given up for one that is not there.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -80,12 +81,13 @@ class Standings:
         standing = Standing(wish=wish, wanted=wish.replicas or _all_that_can(wish, scene))
         if wish.replicas and self._expected:
             standing.away = [site for site in scene.sites if self._may_come_back(wish, site)]
-        for site in scene.carries(wish):
-            if site.seen.usable:
-                if has_prompt(wish.version):
-                    self._judge_pin(standing, site, scene.now)
-                else:
-                    _judge_adapter(standing, site)
+        usable = [site for site in scene.carries(wish) if site.seen.usable]
+        if not has_prompt(wish.version):
+            _judge_adapter(standing, usable)
+            return standing
+        pin_id = wish.pin_id  # made once: a fleet has thousands of pins
+        for site in usable:
+            self._judge_pin(standing, site, pin_id, scene.now)
         return standing
 
     def is_paused(self, wish: Wish, site: Site, now: float) -> bool:
@@ -102,13 +104,12 @@ class Standings:
             return False
         return site.has(wish.pin_id) or site.seen.budget_tokens == NOT_TOLD
 
-    def _judge_pin(self, standing: Standing, site: Site, now: float) -> None:
-        wish, pin_id = standing.wish, standing.wish.pin_id
-        pin = site.pins.get(pin_id)
+    def _judge_pin(self, standing: Standing, site: Site, pin_id: str, now: float) -> None:
+        wish, pin = standing.wish, site.pins.get(pin_id)
         if pin_id in site.leaving:
             return
         is_whole = pin is not None and pin.missing_tokens <= 0 and pin_id not in site.shaky
-        if pin is not None and is_whole and self.is_proven(wish, site):
+        if pin is not None and is_whole and self._is_proven(wish, site, pin_id):
             standing.held.append(site)
             self._memory.vain.succeeded(site.seen.endpoint, site.seen.incarnation, pin_id)
             if _ends_early(pin, wish) and pin_id not in site.warming and not self.is_paused(wish, site, now):
@@ -131,8 +132,11 @@ class Standings:
 
     def is_proven(self, wish: Wish, site: Site) -> bool:
         """Whether the worker's events prove that it has all of the version's whole blocks."""
+        return self._is_proven(wish, site, wish.pin_id)
+
+    def _is_proven(self, wish: Wish, site: Site, pin_id: str) -> bool:
         least = proof_tokens(wish.version, site.seen.page_size, self._config.block_size)
-        return site.seen.proven.get(wish.pin_id, 0) >= least
+        return site.seen.proven.get(pin_id, 0) >= least
 
     def _waits_too_long(self, pin_id: str, site: Site, now: float) -> bool:
         key = (site.seen.endpoint, site.seen.incarnation, pin_id)
@@ -141,11 +145,12 @@ class Standings:
         return now - since >= self._config.proof_within_s
 
 
-def _judge_adapter(standing: Standing, site: Site) -> None:
-    if standing.wish.version.adapter_digest in site.resident:
-        standing.held.append(site)
-    elif standing.wish.pin_id in site.warming:
-        standing.coming.append(site)
+def _judge_adapter(standing: Standing, sites: Iterable[Site]) -> None:
+    for site in sites:
+        if standing.wish.version.adapter_digest in site.resident:
+            standing.held.append(site)
+        elif standing.wish.pin_id in site.warming:
+            standing.coming.append(site)
 
 
 def _all_that_can(wish: Wish, scene: Scene) -> int:
