@@ -13,7 +13,7 @@ from prefixmesh.ids import Namespace
 from prefixmesh.sim.fault_traffic import MOST_TOKENS, Callers
 from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.simulated_client import SimulatedClient
-from prefixmesh.sim.simulated_request import Question
+from prefixmesh.sim.simulated_question import Question
 from prefixmesh.sim.workload import Workload, WorkloadRequest
 from prefixmesh.tokens import pack
 

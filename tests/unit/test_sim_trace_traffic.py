@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from prefixmesh.sim.fault_run import FaultRun, run_seed
+from prefixmesh.sim.simulated_question import Question
 from prefixmesh.sim.trace_traffic import LONGEST_TOKENS, REQUESTS
 from prefixmesh.sim.workload import Workload, WorkloadRequest
 from prefixmesh.sim.workloads.catalogue import make_workload
@@ -23,14 +24,18 @@ def test_pieces_of_workloads_are_asked_and_nothing_is_broken(name: str, block_si
     assert report.finished > report.requests // 3
 
 
-def test_prompts_share_as_many_tokens_as_the_workload_says() -> None:
+def test_prompts_share_as_many_tokens_as_the_workload_says(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [
         WorkloadRequest(arrival_ms=n, input_length=200, output_length=5, block_ids=ids)
         for n, ids in enumerate([(1, 2), (1, 3), (4, 5)])
     ]
     run = FaultRun(0, Workload(name="three", block_size=100, requests=requests))
     asked: dict[int, list[int]] = {}
-    run.callers.come = lambda question, _: asked.update({len(asked): unpack(question.prompt).tolist()})  # type: ignore[method-assign]
+
+    def come(question: Question, _: object) -> None:
+        asked[len(asked)] = unpack(question.prompt).tolist()
+
+    monkeypatch.setattr(run.callers, "come", come)
     run.sim.run_until(20.0)
     first, second, third = (asked[number] for number in range(3))
     assert first[:100] == second[:100] != third[:100]
