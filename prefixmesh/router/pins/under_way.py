@@ -8,7 +8,6 @@ after it was asked for; until there is a newer one, the outcome stands:
 * ``unsure``   it failed, or nothing was heard: the pin is charged as if it were there, and counted on by nobody.
 """
 
-from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeVar
 
 from prefixmesh.ids import Incarnation
@@ -145,10 +144,6 @@ class UnderWay:
     def outcomes_at(self, endpoint: Endpoint) -> dict[str, Outcome]:
         """Of one worker, by pin id: those that its list does not know yet."""
         return self._outcomes.get(endpoint, {})
-
-    def actions(self) -> Iterator[Action]:
-        """All that is under way, oldest first."""
-        return (pending.action for pending in self._pending.values())
 
 
 def _is_news(outcome: Outcome, seen: WorkerSeen) -> bool:
