@@ -86,7 +86,7 @@ async def test_worker_that_is_told_to_stop_hands_over_while_its_streams_end(flee
 
         async def has_copied() -> bool:
             views = await fleet.views()
-            return sum(view.copies.copied_tokens for view in views.values()) >= PROMPTS * TOKENS
+            return int(sum(view.copies.copied_tokens for view in views.values())) >= PROMPTS * TOKENS
 
         await until(has_copied, "its prefixes are copied")
         answers = await ask(fleet, prompts)
