@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from prefixmesh.cache.base import RadixKey
+from prefixmesh.cache.owners import NOBODY
 from prefixmesh.errors import CancelledError
 from prefixmesh.ids import RequestId
 from prefixmesh.kv_source import KvSource
@@ -27,6 +28,8 @@ class Wanted(NamedTuple):
 
     prefix: PrefixName
     sources: Sequence[KvSource]
+    owner: str
+    """Who pays for what comes."""
 
 
 class RequestCopies:
@@ -43,7 +46,7 @@ class RequestCopies:
         wanted = None if ticket is None else wanted_of(ticket, tokens, self._page_size)
         if ticket is None or wanted is None:
             return NOTHING
-        bringing = self._copier.bring(wanted.prefix, wanted.sources, ticket.tenant, wait_s=time_left_s)
+        bringing = self._copier.bring(wanted.prefix, wanted.sources, wanted.owner, wait_s=time_left_s)
         task = asyncio.create_task(bringing)
         self._waiting[ticket.request_id] = task
         try:
@@ -89,6 +92,6 @@ def wanted_of(ticket: Ticket, tokens: bytes, page_size: int) -> Wanted | None:
     if size <= 0:
         return None
     cut = tokens[: size * TOKEN_BYTES]
-    if size <= boundary:  # all of it is public, and one copy serves every tenant
-        return Wanted(PrefixName(key.namespace, cut), sources)
-    return Wanted(PrefixName(key.namespace, cut, key.boundary_tokens, key.tail), sources)
+    if size <= boundary:  # all of it is public: one copy serves every tenant, and none of them pays for it
+        return Wanted(PrefixName(key.namespace, cut), sources, NOBODY)
+    return Wanted(PrefixName(key.namespace, cut, key.boundary_tokens, key.tail), sources, ticket.tenant)
