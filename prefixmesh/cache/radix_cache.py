@@ -213,11 +213,11 @@ class RadixCache:
             raise InternalError("this cache has no host tier")
         return self._transfers
 
-    def match_prefix(self, key: RadixKey, now: float, priority: int = 0) -> MatchResult:
+    def match_prefix(self, key: RadixKey, now: float, priority: int = 0, *, hits: int = 1) -> MatchResult:
         """Longest cached prefix of ``key``, in whole pages; O(depth) look-ups and O(matched) bytes.
 
         Splits the edge in which the match ends, so that exactly the match can be locked, and counts as a use of its path, by
-        a user of this priority. Locks nothing: lock ``last_device_node`` before anything else may evict.
+        a user of this priority, and as so many hits. Locks nothing: lock ``last_device_node`` before anything else may evict.
         """
         if now >= self.pins.next_expiry:
             self.pins.expire(now)
@@ -228,7 +228,7 @@ class RadixCache:
             last, host_bytes = self._match_host(node, key, position)
         if priority > last.priority:
             self._accounts.raise_priority(last, priority)
-        self._accounts.touch(last, now, 1)
+        self._accounts.touch(last, now, hits)
         indices = unpack_pages(b"".join(runs))
         return MatchResult(indices, position // TOKEN_BYTES, node, last, host_bytes // TOKEN_BYTES)
 

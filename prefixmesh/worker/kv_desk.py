@@ -2,7 +2,8 @@
 
 Nothing of a copy stays under way in the tree. To read is a match, and the bytes of some of its pages. To write is a match, pages that are
 evicted for whoever pays, their bytes, and an insert, in one breath; so what came before a source died is simply cached, and a copy that goes on
-begins where the match ends. What is written is locked by nobody: it takes no page that a running request could not have back at once.
+begins where the match ends. What is written is locked by nobody: it takes no page that a running request could not have back at once. Either
+is a use of the prefix and no hit: of those it has as many as prompts have found it, in however many parts it was copied.
 
 Parts wait in a short queue, and ``turn`` sees to one of them a step, so a stream of parts never keeps answers waiting for more than one.
 """
@@ -123,7 +124,7 @@ class KvDesk:
     def _read(self, command: ReadKv, now: float) -> KvRead:
         key = command.prefix.key()
         start = self._whole(command.start_tokens, "start_tokens")
-        match = self._cache.match_prefix(key, now)
+        match = self._cache.match_prefix(key, now, hits=0)
         host = _host_indices(match)
         device_pages, pages = len(match.device_indices), len(match.device_indices) + len(host)
         end = min(pages, start + max(1, command.max_bytes // self._store.layout.page_bytes))
@@ -144,7 +145,7 @@ class KvDesk:
             )
         if not self._cache.can_hold(key):
             raise InvalidRequestError("boundary_tokens", "is not at whole pages and blocks here")
-        match = self._cache.match_prefix(key, now)
+        match = self._cache.match_prefix(key, now, hits=0)
         found = len(match.device_indices)
         if start <= found < end:
             kv = memoryview(command.kv)[(found - start) * page_bytes :]

@@ -220,6 +220,19 @@ def test_a_read_is_a_use() -> None:
     assert bench.read([1] * 4).held_tokens == 4
 
 
+def test_a_copy_is_no_hit_at_either_end_however_many_parts_it_has() -> None:
+    """Hits say what prompts have found: what is handed over, and which second hit is backed up, goes by them."""
+    holder, taker = CopyBench(), CopyBench()
+    holder.compute(PROMPT)
+    for end in range(PAGE, len(PROMPT) + 1, PAGE):
+        taker.write(PROMPT[:end], end - PAGE, holder.read(PROMPT, end - PAGE, max_pages=1).kv)
+    for bench in (holder, taker):
+        assert not bench.cache.hot_prefixes(bench.now, max_prefixes=9, max_tokens=99)
+        assert bench.cache.match_prefix(key_of(PROMPT), bench.now).matched_tokens == len(PROMPT)
+        (hot,) = bench.cache.hot_prefixes(bench.now, max_prefixes=9, max_tokens=99)
+        assert hot.hits == 1
+
+
 def test_parts_wait_for_their_turns_and_no_more_than_a_bound() -> None:
     bench = CopyBench()
     for number in range(MAX_WAITING_PARTS):
