@@ -328,6 +328,9 @@ class RouterConfig:
     history: str | None = None
     """File that what happens to every request is appended to, for ``prefixmesh history``; None keeps none."""
 
+    record: str | None = None
+    """File that requests are recorded in, as lengths and numbers, for ``prefixmesh replay``; None records none."""
+
     def __post_init__(self) -> None:
         _check_port(self.port)
         check_state_url(self.state)

@@ -28,7 +28,7 @@ LEAST_POOL_TOKENS: Final = 64
 
 
 def check_request(request: FleetRequest) -> FleetRequest:
-    """``request`` with the paths of its keys file, state, history, disk cache and adapter root made absolute, for an actor has a working
+    """``request`` with the paths of its keys file, state, history, recording, disk cache and adapter root made absolute, for an actor has a working
     folder of its own.
 
     Raises ConfigError for a package that is not installed, GPUs that are not there, a pool that nothing fits, a state of no known kind, a keys file that cannot be read, an adapter root that is no folder and a router
@@ -43,7 +43,7 @@ def check_request(request: FleetRequest) -> FleetRequest:
     if request.router_port:
         _check_free(request.router_host, request.router_port)
     request = dataclasses.replace(
-        request, state=_absolute_state(request.state), routing=_with_absolute_history(request.routing)
+        request, state=_absolute_state(request.state), routing=_with_absolute_files(request.routing)
     )
     if request.api_keys_file is None:
         return request
@@ -59,10 +59,13 @@ def _absolute_state(state: str) -> str:
     return f"{FILE_STATE}{Path(state.removeprefix(FILE_STATE)).expanduser().absolute()}"
 
 
-def _with_absolute_history(routing: RouterConfig) -> RouterConfig:
-    if routing.history is None:
-        return routing
-    return dataclasses.replace(routing, history=str(Path(routing.history).expanduser().absolute()))
+def _with_absolute_files(routing: RouterConfig) -> RouterConfig:
+    """The files that a router writes."""
+    return dataclasses.replace(routing, history=_absolute(routing.history), record=_absolute(routing.record))
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).expanduser().absolute())
 
 
 def check_adapters(request: FleetRequest) -> None:

@@ -90,6 +90,12 @@ _OPTIONS: Final = (
         type=click.Path(dir_okay=False),
         help="Append what happens to each request to this file, for `prefixmesh history`.  [default: none]",
     ),
+    click.option(
+        "--record",
+        type=click.Path(dir_okay=False),
+        help="Record requests in this file for `prefixmesh replay`: when each came, lengths, numbers of blocks, no prompts. Taken already: "
+        "FILE-1 and so on. Direct clients' are not seen.  [default: none]",
+    ),
 )
 
 ROUTING_FIELDS: Final = (
@@ -104,6 +110,7 @@ ROUTING_FIELDS: Final = (
     "heat_max_prefixes",
     "heat_max_tokens",
     "history",
+    "record",
 )
 """The fields of ``RouterConfig`` that ``routing_options`` sets."""
 

@@ -13,8 +13,9 @@ from prefixmesh.answer_record import AnswerRecord, LivedTimes
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.router.attempts import Attempts
 from prefixmesh.router.frames import FrameKind, kind_of
-from prefixmesh.router.placement import Placement
+from prefixmesh.router.placement import PLAIN, Placement
 from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
+from prefixmesh.router.request_numbers import Answered
 from prefixmesh.text.prompts import PromptBuilder
 from prefixmesh.tokens import count, unpack
 
@@ -71,6 +72,20 @@ class Passage:
     def sent_tokens(self) -> int:
         """Tokens of the longest answer so far. O(what was not read before)."""
         return max(branch.new_tokens for branch in self._record.branches)
+
+    @property
+    def answers(self) -> list[Answered]:
+        """Each answer so far, and the names of its blocks. O(prompt + answers)."""
+        prepared, chain = self.prepared, 1 if self.prepared.route.public else PLAIN
+        return [
+            Answered(
+                count(branch.packed),
+                self._preparer.name_answer(prepared, branch.packed[len(brought) :], number, chain),
+            )
+            for number, (branch, brought) in enumerate(
+                zip(self._record.branches, prepared.resumed, strict=True)
+            )
+        ]
 
     def sent(self, placement: Placement) -> None:
         """An attempt begins there."""

@@ -38,6 +38,8 @@ from prefixmesh.router.frame_stream import Send as SendFrame
 from prefixmesh.router.passage import Passage
 from prefixmesh.router.placement import OnRouted, Placement
 from prefixmesh.router.prepare import PreparedRequest, RequestPreparer
+from prefixmesh.router.request_numbers import SeenRequest
+from prefixmesh.router.request_recorder import RequestRecorder
 from prefixmesh.router.retry_budget import RetryBudget
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.running import RunningRequest
@@ -85,6 +87,7 @@ class Relay:
         history: History = NO_HISTORY,
         idle_timeout_s: float = DEFAULT_STREAM_IDLE_S,
         on_routed: OnRouted | None = None,
+        recorder: RequestRecorder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``router_id`` is what this router calls itself to workers; ``clock`` the one that the core's other news come by, and the event
@@ -100,6 +103,7 @@ class Relay:
         self._history = history
         self._idle_timeout_s = idle_timeout_s
         self._on_routed = on_routed
+        self._recorder = recorder
         self._clock = clock
         self._budget = RetryBudget()
 
@@ -137,6 +141,7 @@ class Relay:
             policy=self._core.policy,
             notes_tokens=self._history.is_on,
         )
+        arrived_s = self._clock()
         failure: PrefixmeshError | None = None
         step: Step | None = None
         try:
@@ -159,8 +164,22 @@ class Relay:
         finally:
             attempts.close(self._clock(), failure)
             _log_end(attempts, passage)
+            self._record(passage, request, arrived_s)
             # An error holds this frame, and would be held by it: a refused request must not wait for the collector.
             step = failure = None
+
+    def _record(self, passage: Passage, request: RunningRequest, arrived_s: float) -> None:
+        """Have a request recorded that is over, however it ended."""
+        if self._recorder is None or not self._recorder.is_on or passage.placement is None:
+            return
+        route = passage.prepared.route
+        try:
+            answers = passage.answers
+        except DecodeError:  # a worker's text that was passed on unread, and is none
+            return
+        self._recorder.ended(
+            SeenRequest(arrived_s, request.tenant, route.adapter, route.prompt_tokens, answers)
+        )
 
     async def _attempt(
         self,

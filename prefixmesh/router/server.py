@@ -38,6 +38,7 @@ from prefixmesh.router.policy import PolicyConfig
 from prefixmesh.router.prepare import RequestPreparer
 from prefixmesh.router.public_prefixes import PublicPrefixes
 from prefixmesh.router.relay import Relay
+from prefixmesh.router.request_recorder import RequestRecorder
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.running import RunningRequests
 from prefixmesh.router.service import InferenceService
@@ -119,6 +120,7 @@ class RouterServer:
         self._hand_overs: HandOvers | None = None
         self._core: RouterCore | None = None
         self._history: HistoryFile | None = None
+        self._recorder: RequestRecorder | None = None
         self._ready_changed = asyncio.Event()
         self._telling_health: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -144,6 +146,8 @@ class RouterServer:
             self._store = open_store(config.state)
             if config.history is not None:
                 self._history = HistoryFile(Path(config.history), self._router_id)
+            if config.record is not None:
+                self._recorder = RequestRecorder(Path(config.record), config.block_size)
             if self._model is None:
                 self._model = await run_aside(partial(load_router_model, config), "router-model")
             await self._serve(self._server, self._model, self._store)
@@ -202,6 +206,7 @@ class RouterServer:
             history=self._history or NO_HISTORY,
             idle_timeout_s=config.stream_idle_timeout_s,
             on_routed=heat.routed,
+            recorder=self._recorder,
         )
         adapters = self._adapters = AdapterFinder(core.registry, pool.describe_ready)
         roster = self._roster = WorkerRoster(pool, store)
@@ -311,6 +316,8 @@ class RouterServer:
             await self._store.close()
         if self._history is not None:
             await asyncio.to_thread(self._history.close)
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
 
 
 def _make_core(config: RouterConfig, model: RouterModel, history: History) -> RouterCore:

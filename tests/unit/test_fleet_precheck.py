@@ -151,10 +151,12 @@ def test_a_pool_that_nothing_fits_is_refused_before_anything_starts() -> None:
     check_request(FleetRequest(engine=EngineConfig(max_total_tokens=64)))
 
 
-def test_the_history_is_written_where_the_command_runs(
+def test_history_and_recording_are_written_where_the_command_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A router's actor has a working folder of its own."""
     monkeypatch.chdir(tmp_path)
-    routing = RouterConfig(workers=("unused:1",), history="history.jsonl")
-    assert check_request(FleetRequest(routing=routing)).routing.history == str(tmp_path / "history.jsonl")
+    routing = RouterConfig(workers=("unused:1",), history="history.jsonl", record="load.jsonl")
+    checked = check_request(FleetRequest(routing=routing)).routing
+    assert checked.history == str(tmp_path / "history.jsonl")
+    assert checked.record == str(tmp_path / "load.jsonl")
