@@ -73,7 +73,9 @@ class ActingLease:
     async def ask(self) -> None:
         """Take or renew it, where that can be. Raises UnavailableError while the store cannot be asked."""
         began = self._monotonic()
-        now = await self._clock.ask()
+        now = (
+            await self._clock.ask()
+        )  # not before `began`: so the entry in the store ends no sooner than what is held here
         if not self._store.is_shared:
             self._held_until = math.inf
             return

@@ -22,12 +22,11 @@ class StoreClock:
         """The store's clock less ours."""
 
     async def ask(self) -> float:
-        """Seconds since 1970 by the store's clock, as of before this call. Raises UnavailableError."""
-        began = self._monotonic()
+        """Seconds since 1970 by the store's clock, at some moment within this call. Raises UnavailableError."""
         told = await self._store.now()
         # What the answer took is not known to lie before or behind the reading: the earlier time ends nothing too soon.
         self._ahead_s = told - self._monotonic()
-        return told - (self._monotonic() - began)
+        return told
 
     @property
     def unix_ms(self) -> int:
