@@ -78,12 +78,16 @@ def measure(workers: int, requests: int, policy: str) -> dict[str, float]:
 @click.option("--per-worker", type=int, default=100, show_default=True)
 @click.option("--policy", default="cost", show_default=True)
 @click.option("--alone", is_flag=True, help="One size, in this process: prints JSON.")
-def main(*, workers: tuple[int, ...], requests: int | None, per_worker: int, policy: str, alone: bool) -> None:
+def main(
+    *, workers: tuple[int, ...], requests: int | None, per_worker: int, policy: str, alone: bool
+) -> None:
     if alone:
         (size,) = workers
         click.echo(json.dumps(measure(size, requests or per_worker * size, policy)))
         return
-    print(f"{'workers':>8} {'requests':>9} {'µs/request':>11} {'µs/decision':>12} {'KiB/worker':>11} {'cached':>7} {'p99 ms':>7} {'load':>5}")
+    print(
+        f"{'workers':>8} {'requests':>9} {'µs/request':>11} {'µs/decision':>12} {'KiB/worker':>11} {'cached':>7} {'p99 ms':>7} {'load':>5}"
+    )
     for size in workers or SIZES:
         count = requests or per_worker * size
         command = [sys.executable, __file__, "--alone", "--workers", str(size), "--requests", str(count)]
