@@ -70,6 +70,21 @@ def seq(seed: int, tokens: int) -> list[int]:
     return [seed * 1000 + at for at in range(tokens)]
 
 
+@pytest.mark.parametrize("hours", [2.5, 12.0, 24.0 * 365])
+def test_fleet_that_was_away_for_long_begins_anew(hours: float) -> None:
+    """Nothing is reviewed while there is no worker, and weights grow all the same: the first request after a night is one like any, and what it
+    comes to is still a number."""
+    traffic, shared = Traffic(), seq(1, 40)
+    mix = [(shared, 40.0, 80.0), *((seq(n, 40), 1.0, 80.0) for n in range(2, 12))]
+    traffic.run(20, mix)
+    traffic.now += hours * 3600.0
+    assert traffic.tracker.review(traffic.now, HeatFleet(0)) == []
+    traffic.note(shared, 80.0)
+    assert traffic.run(int(LET_GO_S) + 2, [(shared, 0.1, 80.0)]) == []
+    (wish,) = traffic.run(20, mix)
+    assert wish.version.tokens == pack(shared)
+
+
 def test_prefix_that_most_share_is_wished_on_most_workers_with_its_tokens() -> None:
     """80 % of what keeps four of eight workers busy: no holder is to do more than an average worker and a little."""
     traffic = Traffic()

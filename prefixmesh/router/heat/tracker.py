@@ -102,10 +102,12 @@ class HeatTracker:
         self, names: Sequence[Fingerprint], tokens: bytes, origin: Origin, work_ms: float, now: float
     ) -> None:
         """A request was routed: the names of its prompt's blocks, its packed tokens, where they live, and the work that it makes for a
-        worker which holds what others hold. Only names are kept. O(log blocks), and O(blocks) where the prompt is new."""
+        worker which holds what others hold. Only names are kept. O(log blocks), and O(blocks) where the prompt is new; O(nodes) for the first
+        one after minutes without a review."""
         if not self.config.enabled:
             return
-        weight = self._clock.tick(now)
+        self._let_time_pass(now)  # here too: while there are no workers nothing is reviewed
+        weight = self._clock.weight
         self._began = now if self._began is None else self._began
         self._requests += weight
         self._work_ms += weight * work_ms
@@ -154,8 +156,8 @@ class HeatTracker:
         return self._adapters.uses()
 
     def requests_per_s(self, use: AdapterUse, now: float) -> float:
-        """At which an adapter is asked for. O(1)."""
-        self._clock.tick(now)
+        """At which an adapter is asked for. O(1), as for ``note``."""
+        self._let_time_pass(now)
         return self._clock.per_s(use.requests, use.born, now)
 
     def check_invariants(self) -> None:
