@@ -118,6 +118,43 @@ async def test_a_warming_is_patient_but_not_with_one_part(monkeypatch: pytest.Mo
     bench.check_rest(SIZE)
 
 
+async def test_whatever_else_a_source_makes_go_wrong_is_its_own() -> None:
+    """No request may fail by it: the next source is asked."""
+    source = Source(SIZE)
+
+    def garble(part: CopiedPart) -> CopiedPart:
+        raise AttributeError("what nobody thought of")
+
+    source.garble = garble
+    bench = CopierBench(a=source, b=Source(SIZE))
+    assert await bench.copier.bring(name_of(PROMPT), [bench.source("a")], "acme") == Brought(
+        0, 0, "a:1: AttributeError"
+    )
+    sources = [bench.source("a"), bench.source("b")]
+    assert await bench.copier.bring(name_of(PROMPT), sources, "acme") == Brought(0, SIZE)
+    assert bench.books.failed_copies == 2
+    bench.check_rest(SIZE)
+
+
+async def test_a_request_that_finds_a_warmings_copy_under_way_waits_no_longer_than_for_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = Source(SIZE)
+    source.stalls_after = 2
+    bench = CopierBench(a=source)
+    wanted = name_of(PROMPT), [bench.source("a")], "acme"
+    warming = asyncio.create_task(bench.copier.bring(*wanted, must=True))
+    await source.reached.wait()
+    monkeypatch.setattr(copier_module, "patience_s", lambda *_: 0.05)
+    assert await bench.copier.bring(*wanted) == Brought(0, 8, "the copy took too long")
+    assert await bench.copier.bring(*wanted, wait_s=0.0) == Brought(0, 8, "the copy took too long")
+    assert source.open == 1
+    warming.cancel()
+    await asyncio.wait({warming})
+    await bench.at_rest()
+    bench.check_rest(8)
+
+
 async def test_who_can_compute_it_sooner_copies_nothing() -> None:
     source = Source(SIZE)
     bench = CopierBench(ms_per_token=1e-9, a=source)

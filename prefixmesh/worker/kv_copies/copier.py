@@ -128,6 +128,9 @@ class KvCopier:
             copy.task = asyncio.create_task(self._run(copy, prefix, sources, owner, must=must))
             copy.task.add_done_callback(lambda _: self._forget(prefix, copy))
             copy.task.add_done_callback(look_at)
+        elif not must:  # it may be a warming's, which is patient
+            limit_s = patience_s(Found(copy.end, 0), _tokens(prefix), self._stats.last)
+            wait_s = limit_s if wait_s is None else min(wait_s, limit_s)
         return await self._wait_for(copy, prefix, wait_s)
 
     async def close(self) -> None:
@@ -213,6 +216,9 @@ class KvCopier:
                 return
             except (PrefixmeshError, TimeoutError) as error:
                 copy.problem = f"{source.address}: {error or 'no part came in time'}"
+            except Exception as error:  # whatever it was: the next source is asked, or the rest computed
+                _log.exception("kv_copy_failed source=%s", source.address)
+                copy.problem = f"{source.address}: {type(error).__name__}"
             finally:
                 self._rate(copy.copied - before, self._clock() - began)
             if not copy.problem:

@@ -44,9 +44,12 @@ class GrpcTransport:
             stub = worker_control_pb2_grpc.WorkerControlStub(taken.channel)  # type: ignore[no-untyped-call]
             call = stub.ReadPrefix(_request(source, wanted), metadata=self._metadata)
             try:
+                is_open = False
                 async for message in call:
-                    part = _part(message, wanted)
-                    if part is not None:
+                    if not is_open:
+                        _check_header(message, wanted)
+                        is_open = True
+                    elif (part := _part(message)) is not None:
                         yield part
             except grpc.aio.AioRpcError as error:
                 raise from_rpc_error(error) from error
@@ -77,13 +80,20 @@ def _request(source: KvSource, wanted: WantedKv) -> pb.ReadPrefixRequest:
     )
 
 
-def _part(message: Any, wanted: WantedKv) -> CopiedPart | None:
-    """A part; None for the header, which must name what was asked for."""
-    if message.WhichOneof("news") == "part":
-        part = message.part
-        return CopiedPart(part.start_tokens, part.tokens, part.kv, part.checksum)
-    header = message.header
-    told = header.model_revision, header.layout.digest
+def _check_header(message: Any, wanted: WantedKv) -> None:
+    """Raise InvalidRequestError unless a stream begins by naming what was asked for. ``message`` is None where gRPC could not read it."""
+    if message is None or message.WhichOneof("news") != "header":
+        raise InvalidRequestError("header", "must come first")
+    told = message.header.model_revision, message.header.layout.digest
     if told != (wanted.model_revision, wanted.layout_digest):
         raise InvalidRequestError("header", "names another model or layout of KV than was asked for")
-    return None
+
+
+def _part(message: Any) -> CopiedPart | None:
+    """A part; None for news that only later versions know. Raises InvalidRequestError for what is no message."""
+    if message is None:
+        raise InvalidRequestError("part", "is no message")
+    if message.WhichOneof("news") != "part":
+        return None
+    part = message.part
+    return CopiedPart(part.start_tokens, part.tokens, part.kv, part.checksum)
