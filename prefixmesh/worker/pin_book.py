@@ -116,6 +116,11 @@ class PinBook:
         while self._ends.soonest <= now and (pin_id := self._ends.first()) is not None:
             self._let_go(pin_id, now)
 
+    def pin(self, pin_id: str) -> NamedPin | None:
+        """What this id stands for, as it is now; None where there is no such id. O(1)."""
+        wish = self._wishes.get(pin_id)
+        return None if wish is None else self._named(pin_id, wish)
+
     def pins(self) -> list[NamedPin]:
         """All ids, oldest first. O(ids)."""
         return [self._named(pin_id, wish) for pin_id, wish in self._wishes.items()]

@@ -118,9 +118,13 @@ class PrefixDesk:
             case UnpinPrefix():
                 removed = book.remove(command.pin_id, now)
                 named = [] if removed is None else [removed]
-            case ListPins():
+            case ListPins(pin_id=""):
                 book.expire(now)
                 named = book.pins()
+            case ListPins():
+                book.expire(now)
+                found = book.pin(command.pin_id)
+                named = [] if found is None else [found]
         totals = _totals(cache, book.version)
         infos = tuple(_info(pin_id, status, now) for pin_id, status in named)
         return PrefixAnswer(question=command.question, pins=infos, made=made, totals=totals)

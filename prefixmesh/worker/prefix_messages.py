@@ -48,9 +48,11 @@ class UnpinPrefix(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ListPins(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Front to engine: send all pins."""
+    """Front to engine: send all pins, or one."""
 
     question: int
+    pin_id: str = ""
+    """The only one that is wanted; empty: all are."""
 
 
 class ListHotPrefixes(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -153,7 +155,7 @@ class PrefixAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     field: str = ""
     problem: str = ""
     pins: tuple[PinInfo, ...] = ()
-    """The pin that was made; all of them for a list; none after an unpin of one that was not there."""
+    """The pin that was made; those that a list wants; none after an unpin of one that was not there."""
 
     made: bool = False
     """Of a ``PinPrefix``: there was no pin of this id before."""

@@ -282,8 +282,10 @@ class Warming:
     async def _held_by_pin(self, order: WarmOrder) -> int:
         """What the order's pin holds on its tier: nothing, once somebody has let go of it."""
         assert order.pin is not None
-        answer = await self._ask_engine(lambda question: ListPins(question=question))
-        return sum(pin.held_tokens for pin in answer.pins if pin.pin_id == order.pin.pin_id)
+        pin_id = order.pin.pin_id
+        # Only this one: to list them all, time and again, would take the engine's time from whoever is answered.
+        answer = await self._ask_engine(lambda question: ListPins(question=question, pin_id=pin_id))
+        return sum(pin.held_tokens for pin in answer.pins)
 
     async def _look(self, prefix: PrefixName) -> KvWritten:
         """How much of a prefix is here."""

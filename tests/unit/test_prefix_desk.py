@@ -161,6 +161,16 @@ def test_an_id_never_comes_to_mean_something_else(tokens: tuple[int, ...], field
     assert bench.ask(ListPins(question=1)).pins == before
 
 
+def test_one_pin_is_told_alone() -> None:
+    bench = Desk()
+    bench.pin("a")
+    bench.pin("b", (5, 6), ttl_s=5.0)
+    assert bench.ask(ListPins(question=1, pin_id="b")).pins == bench.ask(ListPins(question=1)).pins[1:]
+    bench.now += 6.0
+    for unknown in ("b", "c"):
+        assert bench.ask(ListPins(question=1, pin_id=unknown)).pins == ()
+
+
 def test_what_does_not_fit_is_refused_with_the_sums() -> None:
     """Of 40 pages: 12 for all, 6 for one owner."""
     bench = Desk(budget=PinBudget(owner_share=0.15))
