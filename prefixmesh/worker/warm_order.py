@@ -20,6 +20,9 @@ MAX_PIN_ID_BYTES: Final = 512
 MAX_OWNER_CHARS: Final = 128
 """As a tenant's name may have, and some more for owners that are no tenants."""
 
+MAX_TTL_MS: Final = 100 * 366 * 24 * 3_600_000
+"""A century: what is left of it can be told in milliseconds at any time, which is not so of all that the field can say."""
+
 MAX_SOURCES: Final = 16
 """More workers than are worth being tried for one prefix: each that has gone costs a connection."""
 
@@ -113,8 +116,8 @@ def read_pin(message: pb.WorkerPin) -> PinOrder:
     tiers = [int(tier) for tier in Tier]
     if message.tier not in tiers:
         raise InvalidRequestError("pin.tier", f"must be one of {tiers}, got {message.tier}")
-    if message.ttl_ms < 0:
-        raise InvalidRequestError("pin.ttl_ms", f"must not be negative, got {message.ttl_ms}")
+    if not 0 <= message.ttl_ms <= MAX_TTL_MS:
+        raise InvalidRequestError("pin.ttl_ms", f"must be from 0 to {MAX_TTL_MS}, got {message.ttl_ms}")
     return PinOrder(
         pin_id=message.pin_id,
         owner=message.owner,

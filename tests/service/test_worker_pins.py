@@ -23,6 +23,7 @@ from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.rpc.status import from_rpc_error
 from prefixmesh.tokens import pack
 from prefixmesh.worker import metrics, warming
+from prefixmesh.worker.warm_order import MAX_TTL_MS
 from tests.support.fake_engine import FakeStage, fake_worker
 from tests.support.scraping import scrape
 from tests.support.scripted_engine import ScriptedEngine
@@ -154,6 +155,9 @@ async def test_a_pin_with_a_time_tells_when_it_ends() -> None:
         await warm(worker, pin=pin(ttl_ms=3_600_000))
         (one,) = (await ask(worker, "ListPins", pb.WorkerPinsRequest())).pins
         assert 3_000_000 < one.expires_in_ms <= 3_600_000
+        await warm(worker, pin=pin(ttl_ms=MAX_TTL_MS))
+        (one,) = (await ask(worker, "ListPins", pb.WorkerPinsRequest())).pins
+        assert 0 < MAX_TTL_MS - one.expires_in_ms < 600_000
         await warm(worker, pin=pin())
         (one,) = (await ask(worker, "ListPins", pb.WorkerPinsRequest())).pins
         assert one.expires_in_ms == 0
@@ -186,6 +190,7 @@ async def test_a_pin_without_room_is_refused_with_the_sums_and_computes_nothing(
         ({"pin": pin(owner="")}, "pin.owner"),
         ({"pin": pin(owner="o" * 129)}, "pin.owner"),
         ({"pin": pin(ttl_ms=-1)}, "pin.ttl_ms"),
+        ({"pin": pin(ttl_ms=2**63 - 1)}, "pin.ttl_ms"),
         ({"pin": pin(tier=7)}, "pin.tier"),
         ({"prefix": pb.Prefix(adapter_digest="d"), "pin": pin()}, "pin"),
         ({"sources": [pb.KvSource(address="a:1")] * 17}, "sources"),
