@@ -35,6 +35,9 @@ NOT_TOLD: Final = -1
 MAX_PINS: Final = 65_536
 """More than any router orders; whoever tells of more is passed over."""
 
+MAX_TOKENS: Final = 2**36
+"""More than any pool has; sums of it over pins and workers can still be told."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToldPins:
@@ -80,8 +83,10 @@ class WorkerPins:
     def refresh(self, now: Callable[[], float]) -> None:
         """Ask whoever has something new to tell. Nobody waits. O(workers)."""
         known = {entry.endpoint for entry in self._registry}
-        for gone in self._told.keys() - known:
-            del self._told[gone]
+        for kept in (self._told, self._failed_at):
+            for gone in kept.keys() - known:
+                del kept[gone]
+        self._is_old &= known
         for entry in self._registry:
             if entry.facts is not None and not entry.unreachable and self._must_ask(entry, now()):
                 self._is_old.discard(entry.endpoint)
@@ -148,10 +153,10 @@ def _read(
         version=answer.version,
         asked_at=asked_at,
         pins={pin.pin_id: _pin(pin, page_size, asked_at) for pin in answer.pins},
-        budget_tokens=_size("budget_pages", answer.budget_pages) * page_size,
-        owner_budget_tokens=_size("owner_budget_pages", answer.owner_budget_pages) * page_size,
-        host_budget_tokens=_size("host_budget_pages", answer.host_budget_pages) * page_size,
-        host_owner_budget_tokens=_size("host_owner_budget_pages", answer.host_owner_budget_pages) * page_size,
+        budget_tokens=_size("budget_pages", answer.budget_pages, page_size),
+        owner_budget_tokens=_size("owner_budget_pages", answer.owner_budget_pages, page_size),
+        host_budget_tokens=_size("host_budget_pages", answer.host_budget_pages, page_size),
+        host_owner_budget_tokens=_size("host_owner_budget_pages", answer.host_owner_budget_pages, page_size),
     )
 
 
@@ -159,14 +164,15 @@ def _pin(pin: pb.WorkerPinState, page_size: int, asked_at: float) -> PinSeen:
     return PinSeen(
         owner=pin.owner,
         tier=Tier.HOST if pin.tier == pb.TIER_HOST else Tier.DEVICE,
-        size_tokens=_size("pins.pages", pin.pages) * page_size,
+        size_tokens=_size("pins.pages", pin.pages, page_size),
         held_tokens=_size("pins.held_tokens", pin.held_tokens),
         missing_tokens=_size("pins.missing_tokens", pin.missing_tokens),
         expires_at=asked_at + 1e-3 * pin.expires_in_ms if pin.expires_in_ms else None,
     )
 
 
-def _size(field: str, value: int) -> int:
-    if value < 0:
-        raise InvalidRequestError(field, f"must not be negative, got {value}")
-    return value
+def _size(field: str, value: int, unit: int = 1) -> int:
+    """So many ``unit`` of tokens; refused beyond what any pool has: sums of them are told on the wire, too."""
+    if not 0 <= value * unit <= MAX_TOKENS:
+        raise InvalidRequestError(field, f"must be 0 to {MAX_TOKENS} tokens, got {value} of {unit}")
+    return value * unit
