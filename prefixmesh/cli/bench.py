@@ -7,6 +7,7 @@ from prefixmesh.cli.bench_copies import copies
 from prefixmesh.cli.bench_engine import engine
 from prefixmesh.cli.bench_index import index
 from prefixmesh.cli.bench_route import route
+from prefixmesh.cli.bench_serve import serve
 from prefixmesh.cli.bench_tiers import tiers
 
 
@@ -20,4 +21,5 @@ bench.add_command(copies)
 bench.add_command(engine)
 bench.add_command(index)
 bench.add_command(route)
+bench.add_command(serve)
 bench.add_command(tiers)

@@ -121,7 +121,7 @@ def replay(
 
     made = {"requests": requests, "block_size": block_size}
     if faults is not None:
-        run_faults(_workload(trace, seed, made), seed, seeds, as_json=as_json)
+        run_faults(read_trace_or_workload(trace, seed, made), seed, seeds, as_json=as_json)
         return
     if report is not None:
         from prefixmesh.bench.replay_plots import require_matplotlib
@@ -136,7 +136,7 @@ def replay(
     fleet |= {"timing": speeds.timing, "seed": seed, "objective": objective, **weight}
     kinds: Sequence[Any] = tuple(dict.fromkeys(kind.strip() for kind in caches.split(",")))
     specs = [ReplaySpec(cache=kind, **fleet) for kind in kinds]
-    workload = _workload(trace, seed, made | {"concurrent": _customers(trace, specs[0])})
+    workload = read_trace_or_workload(trace, seed, made | {"concurrent": _customers(trace, specs[0])})
     runs = _runs(specs, names)
     found = _run(workload, runs)
     title = Title(workload, specs[0], profile, speeds.source)
@@ -156,7 +156,8 @@ def _refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
             )
 
 
-def _workload(trace: str, seed: int, asked: "Mapping[str, int | None]") -> "Workload":
+def read_trace_or_workload(trace: str, seed: int, asked: "Mapping[str, int | None]") -> "Workload":
+    """A file's workload, or one by its name, with the settings of its generator that were asked for."""
     from random import Random
 
     from prefixmesh.errors import ConfigError

@@ -1,4 +1,4 @@
-"""When each request of a replay comes: at its time, after the one before it, or when a place is free. Pure but for the simulation's clock.
+"""When each request of a replay comes: at its time, after the one before it, or when a place is free. Pure but for the clock.
 
 A *conversation* is a request that comes after no other and all that come after it. In the open loop it begins when the workload says; in the
 closed loop so many are under way at a time, whatever the workload's times are, and the next begins when one has ended: what a fleet can do,
@@ -9,9 +9,8 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final, Protocol
 
-from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.workload import WorkloadRequest
 
 RAMP_S: Final = 10.0
@@ -20,12 +19,29 @@ RAMP_S: Final = 10.0
 _MS_PER_S: Final = 1e3
 
 
+class Clock(Protocol):
+    """A simulation's, or an event loop's where a real cluster is asked."""
+
+    @property
+    def now(self) -> float:
+        """Seconds."""
+        ...
+
+    def call_at(self, when: float, call: Callable[[], Any]) -> object:
+        """Call at a time; one that is past is now."""
+        ...
+
+    def call_later(self, delay_s: float, call: Callable[[], Any]) -> object:
+        """Call after a delay; 0 is after all that is due now."""
+        ...
+
+
 class Arrivals:
     """Calls ``arrive`` with the number of each request when it comes. ``concurrency``: 0 is the open loop."""
 
     def __init__(
         self,
-        sim: Simulation,
+        sim: Clock,
         requests: Sequence[WorkloadRequest],
         arrive: Callable[[int], None],
         *,

@@ -1,0 +1,248 @@
+"""``prefixmesh bench serve``: a workload on a running cluster, by the figures of ``prefixmesh replay``."""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from prefixmesh.bench.serve_drive import ServeRun, ServeSpec
+    from prefixmesh.bench.serve_figures import Served, ServeFigures
+    from prefixmesh.sim.replay_figures import Objective, ReplayFigures
+    from prefixmesh.sim.workload import Workload
+
+INTERRUPTED: Final = 130
+"""What shells report for a program that Ctrl-C ended."""
+
+LEGEND: Final = """
+cached: share of the prompt tokens of all answers that were found cached, on any tier. ttft: from when a request was due to its first token here.
+token: from one token of an answer to its next. load: the most prompt tokens of a worker by the mean. good: requests that met the objective.
+Measured on this machine, and on the cluster's as busy as they are; prompts are made of the workload's blocks, answers are as long as it says."""
+
+
+@click.command(short_help="Send a workload to a running cluster.")
+@click.argument("workload", metavar="WORKLOAD|FILE")
+@click.option(
+    "--router", "address", metavar="HOST:PORT", help="Or a worker.  [default: the fleet that is up]"
+)
+@click.option(
+    "--api-key",
+    envvar="PREFIXMESH_API_KEY",
+    show_envvar=True,
+    help="With it, all tenants of the workload are the key's.",
+)
+@click.option("--speed", type=float, default=1.0, show_default=True, help="Come so many times faster.")
+@click.option(
+    "--concurrency",
+    type=int,
+    default=0,
+    help="So many conversations at a time, the next when one ends, whatever the workload's times; 0: by its times.",
+)
+@click.option(
+    "--requests", type=click.IntRange(min=1), help="The first so many; about so many of a workload by name."
+)
+@click.option(
+    "--block-tokens",
+    type=int,
+    help="Make each block of the workload so many tokens, lengths with it: shares stay, prompts become shorter.",
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Of the workload and of what prompts are made of."
+)
+@click.option(
+    "--ids", type=int, default=500, show_default=True, help="Prompts are of token ids from 100 to below this."
+)
+@click.option(
+    "--adapters", is_flag=True, help="Ask for the adapters that the workload names; they must be loaded."
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=0),
+    default=0,
+    help="How many there are, for the load; 0: those that answer.",
+)
+@click.option("--timeout-s", type=float, default=600.0, show_default=True, help="For one answer.")
+@click.option("--slo-ttft-ms", type=float, help="Objective that goodput counts by: the first token, at most.")
+@click.option("--slo-tpot-ms", type=float, help="The same of the time from token to token.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def serve(
+    context: click.Context,
+    /,
+    *,
+    workload: str,
+    requests: int | None,
+    block_tokens: int | None,
+    slo_ttft_ms: float | None,
+    slo_tpot_ms: float | None,
+    workers: int,
+    as_json: bool,
+    **spec: Any,
+) -> None:
+    """Send the requests of a workload to a running cluster over gRPC, and tell the figures of `prefixmesh replay`, measured.
+
+    WORKLOAD is a name that `prefixmesh traces list` shows, or a file: a trace, what `traces make` wrote, or what a router has recorded.
+    Ctrl-C ends it with what is there. Exits with 1 when every request failed.
+    """
+    from prefixmesh.bench.serve_drive import ServeSpec
+    from prefixmesh.bench.serve_figures import figures_of
+
+    found = read(workload, spec["seed"], requests, block_tokens)
+    objective = objective_of(slo_ttft_ms, slo_tpot_ms)
+    run, is_whole = drive(found, ServeSpec(**spec), "serving")
+    figures = figures_of(run.served, objective, workers)
+    label = figures.policy or "measured"
+    if as_json:
+        click.echo(json.dumps(as_object(found, spec, objective, {label: figures}), indent=2))
+    else:
+        click.echo(f"{about(found, spec)}\n")
+        print_rows({label: figures})
+        click.echo(LEGEND)
+    tell_problems(run, figures)
+    if not is_whole:
+        click.echo(f"interrupted: {len(run.served)} of {len(found.requests)} requests are over", err=True)
+        context.exit(INTERRUPTED)
+    if figures.requests == sum(figures.errors.values()):
+        context.exit(1)
+
+
+def read(name: str, seed: int, requests: int | None, block_tokens: int | None) -> "Workload":
+    """The workload that is asked for."""
+    from prefixmesh.bench.serve_prompts import first_of, shortened
+    from prefixmesh.cli.replay import read_trace_or_workload
+
+    is_file = Path(name).exists()
+    found = read_trace_or_workload(name, seed, {} if is_file else {"requests": requests})
+    if is_file and requests is not None:
+        found = first_of(found, requests)
+    return found if block_tokens is None else shortened(found, block_tokens)
+
+
+def objective_of(ttft_ms: float | None, token_ms: float | None) -> "Objective":
+    """What is soon enough; no matter when, where that was not said."""
+    from prefixmesh.errors import ConfigError
+    from prefixmesh.sim.replay_figures import Objective
+
+    objective = Objective(ttft_ms or math.inf, token_ms or math.inf)
+    for name, value in (("slo_ttft_ms", ttft_ms), ("slo_tpot_ms", token_ms)):
+        if value is not None and not value > 0.0:
+            raise ConfigError(f"{name} must be milliseconds above 0, got {value}")
+    return objective
+
+
+def drive(workload: "Workload", spec: "ServeSpec", what: str) -> "tuple[ServeRun, bool]":
+    """Send it all; False where Ctrl-C ended that."""
+    import asyncio
+
+    from prefixmesh.bench.serve_drive import ServeRun
+
+    with _progress(what, len(workload.requests)) as show:
+        run = ServeRun(workload, spec, show)
+
+        async def until_interrupted() -> bool:
+            try:
+                await run.run()
+            except asyncio.CancelledError:
+                return False
+            return True
+
+        return run, asyncio.run(until_interrupted())
+
+
+def about(workload: "Workload", spec: Mapping[str, Any]) -> str:
+    """What was sent, in a line."""
+    way = (
+        f"{spec['concurrency']:,} conversations at a time"
+        if spec["concurrency"]
+        else f"at its times, speed {spec['speed']:g}"
+    )
+    return (
+        f"{workload.name}: {len(workload.requests):,} requests, {workload.prompt_tokens:,} prompt tokens in blocks of "
+        f"{workload.block_size}, {way}"
+    )
+
+
+def as_object(
+    workload: "Workload",
+    spec: Mapping[str, Any],
+    objective: "Objective",
+    found: "Mapping[str, ServeFigures | ReplayFigures]",
+) -> dict[str, Any]:
+    """The same for JSON, with the names that a replay has."""
+    return {
+        "form": "measured",
+        "trace": {
+            "name": workload.name,
+            "block_size": workload.block_size,
+            "requests": len(workload.requests),
+        },
+        "load": {name: spec[name] for name in ("speed", "concurrency", "seed")},
+        "objective": {
+            name: value if math.isfinite(value) else None for name, value in objective._asdict().items()
+        },
+        "policies": {label: figures.as_json() for label, figures in found.items()},
+    }
+
+
+def print_rows(found: "Mapping[str, ServeFigures | ReplayFigures]") -> None:
+    """A table with a row a run."""
+    from prefixmesh.cli.tables import print_table
+
+    columns = ("policy", "requests", "errors", "cached", "ttft p50", "p90", "p99 ms", "token p50", "p99 ms")
+    print_table(
+        (*columns, "tokens/s", "load", "good"), [_row(label, one.as_json()) for label, one in found.items()]
+    )
+
+
+def tell_problems(run: "ServeRun", figures: "ServeFigures") -> None:
+    """What went wrong, by kind, with what the first of each said."""
+    from prefixmesh.cli.failure import one_line
+
+    for kind, count in figures.errors.items():
+        click.echo(f"{count} × {kind}: {one_line(run.problems[kind])}", err=True)
+
+
+def _row(label: str, told: Mapping[str, Any]) -> list[str]:
+    ttft, token = told["ttft_ms"], told["token_ms"]
+    return [
+        label,
+        f"{told['requests']:,}",
+        f"{sum(told.get('errors', {}).values()):,}",
+        f"{told['cached_share']:.2%}",
+        f"{ttft['p50']:,.0f}",
+        f"{ttft['p90']:,.0f}",
+        f"{ttft['p99']:,.0f}",
+        f"{token['p50']:,.1f}",
+        f"{token['p99']:,.1f}",
+        f"{told['tokens_per_s']:,.1f}",
+        f"{told['max_over_mean']:.2f}",
+        f"{told['goodput_share']:.1%}",
+    ]
+
+
+@contextmanager
+def _progress(what: str, requests: int) -> "Iterator[Callable[[Served], None]]":
+    """A bar on stderr; nothing where that is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task, failed = bar.add_task(what, total=requests), 0
+
+        def show(one: "Served") -> None:
+            nonlocal failed
+            failed += bool(one.problem)
+            bar.update(task, advance=1, description=f"{what}, {failed} failed" if failed else what)
+
+        yield show
