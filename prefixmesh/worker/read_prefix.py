@@ -62,6 +62,7 @@ class ReadPrefixService:
         self._info = info
         self._engine = engine
         self._books = books
+        self._bytes_per_s = bytes_per_s
         self._rate = RateBound(bytes_per_s)
         self._clock = clock
 
@@ -98,7 +99,7 @@ class ReadPrefixService:
             if ahead is not None:
                 ahead.add_done_callback(look_at)
             try:
-                await asyncio.sleep(self._rate.take(len(read.kv), self._clock()))
+                await self._wait_turn(len(read.kv))
                 await send(message)
                 self._books.given(tokens, len(read.kv))
                 if ahead is None:
@@ -108,8 +109,17 @@ class ReadPrefixService:
                 if ahead is not None:
                     ahead.cancel()
 
+    async def _wait_turn(self, size_bytes: int) -> None:
+        """Until so many bytes may be sent. Who leaves before that leaves its share to others."""
+        wait_s = self._rate.take(size_bytes, self._clock())
+        try:
+            await asyncio.sleep(wait_s)
+        except asyncio.CancelledError:
+            self._rate.give_back(size_bytes)
+            raise
+
     async def _read(self, prefix: PrefixName, start: int, layout: CopyLayout) -> KvRead:
-        size = part_pages(layout) * layout.page_bytes
+        size = part_pages(layout, self._bytes_per_s) * layout.page_bytes
         answer = await ask(
             self._engine,
             lambda question: ReadKv(question=question, prefix=prefix, start_tokens=start, max_bytes=size),

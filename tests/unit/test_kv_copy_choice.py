@@ -13,8 +13,12 @@ from prefixmesh.worker.kv_copies.choice import (
     order,
     patience_s,
 )
+from prefixmesh.worker.kv_copies.copier import PART_WAIT_S
+from prefixmesh.worker.kv_copies.parts import PART_BYTES, PART_S, part_pages
 from prefixmesh.worker.kv_copies.rate_bound import BURST_S, RateBound
 from prefixmesh.worker.kv_copies.rates import GUESSED_BYTES_PER_S, LEAST_RATED_TOKENS, MOST_OFF, CopyRates
+from prefixmesh.worker.read_prefix import MAX_READERS
+from tests.support.kv_copying import LAYOUT
 from tests.support.scripted_copies import Figures
 
 OWN = Incarnation(1)
@@ -42,6 +46,26 @@ def test_what_is_sent_keeps_to_the_rate_whatever_its_size() -> None:
 
 def test_no_rate_is_no_bound() -> None:
     assert RateBound(0.0).take(10**12, 0.0) == 0.0
+
+
+def test_what_is_not_sent_after_all_is_left_to_others() -> None:
+    """Readers that give up while they wait do not take the rate from those who stay."""
+    bound = RateBound(1000.0)
+    for _ in range(5):
+        assert bound.take(5000, 50.0) == pytest.approx(4.9)
+        bound.give_back(5000)
+    bound.give_back(5000)
+    assert bound.take(300, 50.0) == pytest.approx(0.2)
+
+
+def test_a_part_takes_a_second_of_a_bounded_rate_at_most_so_that_all_who_read_get_theirs_in_time() -> None:
+    """All streams that may be open wait less for a part than a reader does."""
+    for rate in (1.0, 1e6, 3e6, 1e9):
+        size = part_pages(LAYOUT, rate) * LAYOUT.page_bytes
+        assert LAYOUT.page_bytes <= size <= max(LAYOUT.page_bytes, min(rate * PART_S, PART_BYTES))
+        assert size * 2 > min(rate, PART_BYTES) or size == LAYOUT.page_bytes
+    assert part_pages(LAYOUT) * LAYOUT.page_bytes == PART_BYTES
+    assert MAX_READERS * PART_S < PART_WAIT_S
 
 
 def test_before_a_copy_was_measured_a_rate_is_guessed_by_the_bytes_and_then_learned() -> None:

@@ -12,13 +12,18 @@ PART_BYTES: Final = 8 * 2**20
 """Of one part, but that it has at least one page. An engine moves one part between two steps: some milliseconds, by which others' answers are
 late; less would cost more messages."""
 
+PART_S: Final = 1.0
+"""Of a bounded rate, what one part may take, but that it has at least one page. Who reads waits for a part only so long
+(``copier.PART_WAIT_S``), and all streams of a worker share its rate."""
+
 MAX_PART_BYTES: Final = 32 * 2**20
 """Of one page, which a message must carry: half of what one may."""
 
 
-def part_pages(layout: CopyLayout) -> int:
-    """Most pages in a part, at least one."""
-    return max(1, PART_BYTES // layout.page_bytes)
+def part_pages(layout: CopyLayout, bytes_per_s: float = 0.0) -> int:
+    """Most pages in a part, at least one, where so many bytes may be sent a second; 0: as many as can."""
+    size = min(PART_BYTES, int(bytes_per_s * PART_S)) if bytes_per_s else PART_BYTES
+    return max(1, size // layout.page_bytes)
 
 
 def checksum(tokens: bytes, end_tokens: int, kv: bytes) -> int:

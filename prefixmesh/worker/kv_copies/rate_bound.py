@@ -25,3 +25,7 @@ class RateBound:
         self._level = min(self._burst, self._level + max(0.0, now - self._now) * self._rate) - size_bytes
         self._now = max(now, self._now)
         return max(0.0, -self._level / self._rate)
+
+    def give_back(self, size_bytes: int) -> None:
+        """So many bytes were counted and are not sent. O(1)."""
+        self._level = min(self._burst, self._level + size_bytes)
