@@ -132,6 +132,22 @@ def test_what_nobody_has_is_computed_once_and_copied_then() -> None:
     ] * 2
 
 
+def test_a_part_that_its_maker_already_has_is_not_copied_while_the_rest_is_computed() -> None:
+    """Otherwise all would compute the rest of a prompt that takes several steps."""
+    f, w = three(first_alone_s=20.0), wish(replicas=3)
+    (order,) = f.step([w])
+    f.workers[order.endpoint].cached[w.pin_id] = BLOCK
+    assert f.step([w]) == []
+    assert warms(f.step([w], after_s=20.0)) == [("b", w.pin_id)]
+
+
+def test_what_somebody_has_whole_is_copied_by_all_at_once() -> None:
+    f, w = three(), wish(size=2 * BLOCK + 1, replicas=2)
+    f.workers["c"].cached[w.pin_id] = 2 * BLOCK
+    f.workers["c"].draining = True
+    assert warms(f.step([w])) == [("a", w.pin_id), ("b", w.pin_id)]
+
+
 def test_one_that_takes_long_to_compute_is_not_waited_for() -> None:
     f, w = three(first_alone_s=20.0), wish(replicas=2)
     f.step([w])

@@ -22,7 +22,7 @@ from prefixmesh.router.pins.failures import Memory
 from prefixmesh.router.pins.rolling import Rolling
 from prefixmesh.router.pins.scene import HEAT_SOURCE, Scene
 from prefixmesh.router.pins.site import Site
-from prefixmesh.router.pins.sizes import has_prompt
+from prefixmesh.router.pins.sizes import has_prompt, proof_tokens
 from prefixmesh.router.pins.sources import sources_for
 from prefixmesh.router.pins.standing import Standing, Standings
 from prefixmesh.router.pins.status import status_of
@@ -178,7 +178,10 @@ class PinController:
         if not (self.under_way.can_move and self.under_way.can_move_at(seen.endpoint)):
             return
         sources = sources_for(wish, site, scene)
-        if not sources and self._is_being_computed(wish, site, scene):
+        # Who has a part may be at the rest of it: to begin now would be to compute that rest as well.
+        whole = proof_tokens(wish.version, seen.page_size, self.config.block_size)
+        is_whole = bool(sources) and sources[0].tokens >= whole
+        if not is_whole and self._is_being_computed(wish, site, scene):
             return
         action = Warm(
             number=self.under_way.next_number(),
