@@ -142,6 +142,12 @@ class WorkerLink:
             return await call(self._control, {"metadata": self._metadata, "timeout": timeout_s})
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancels us: so gRPC tells of calls whose channel is closed, as when the worker was removed.
+            raise UnavailableError(f"{self.endpoint}: the connection to it was closed") from None
 
     async def describe(self, timeout_s: float | None = None) -> None:
         """Ask who is there. Raises the error that the call ends with."""
