@@ -4,20 +4,34 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from prefixmesh.errors import InvalidRequestError, OverloadedError, UnavailableError, UsedTicketError
+from prefixmesh.errors import (
+    CancelledError,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+    UsedTicketError,
+)
 from prefixmesh.ids import RequestId, TenantId
 
 
 class CallPlace:
     """What one call holds in the table: a place for each of its branches."""
 
-    __slots__ = ("branches", "tenant", "waiting")
+    __slots__ = ("branches", "is_aborted", "tenant", "waiting")
 
     def __init__(self, tenant: TenantId, branches: int) -> None:
         self.tenant = tenant
         self.branches = branches
         self.waiting = branches
         """Branches that the engine has not begun with, as far as it has told."""
+
+        self.is_aborted = False
+        """Whether it was aborted, be it known to the engine or not."""
+
+    def check_wanted(self) -> None:
+        """Raise CancelledError for a call that was aborted: to be asked just before the engine hears of it."""
+        if self.is_aborted:
+            raise CancelledError("the request was aborted")
 
     def admitted(self) -> None:
         """The engine has begun with one more branch."""
@@ -78,10 +92,14 @@ class RunningCalls:
         if refusal is not None:
             raise UnavailableError(refusal)
 
-    def branches_of(self, request_id: RequestId, tenant: TenantId) -> int:
-        """How many branches the call of this id has, when it is running and this tenant's; else 0. O(1)."""
+    def abort(self, request_id: RequestId, tenant: TenantId) -> int:
+        """Note that the call of this id is wanted no more, when it is running and this tenant's; returns how many branches it has, else 0.
+        O(1)."""
         place = self._places.get(request_id)
-        return place.branches if place is not None and place.tenant == tenant else 0
+        if place is None or place.tenant != tenant:
+            return 0
+        place.is_aborted = True
+        return place.branches
 
     def _check_queue(self, branches: int) -> None:
         if branches > self._queue_limit:

@@ -122,6 +122,7 @@ class InferenceService:
                 prepared = await self._prepare(caller, request, arrived)
                 prepared = await self._bring(caller, prepared, context.time_remaining(), arrived)
                 prepared = _due(prepared, context.time_remaining())
+                places.call.check_wanted()  # an abort until now was of what the engine does not know yet
                 answer = self._begin(request, prepared.head)
                 try:
                     async with aclosing(self._logged(request, prepared, answer, places, arrived)) as messages:
@@ -139,7 +140,7 @@ class InferenceService:
         """Stop a running request of the caller's tenant; anything else is left alone, silently."""
         caller = self._callers.identify(context.invocation_metadata())
         request_id = RequestId(message.request_id)
-        branches = self._calls.branches_of(request_id, caller.tenant)
+        branches = self._calls.abort(request_id, caller.tenant)
         if branches:
             self._copies.abort(request_id)
         for engine_id in branch_ids(request_id, branches):

@@ -237,6 +237,32 @@ async def test_an_abort_or_a_caller_that_leaves_ends_the_wait_for_a_copy_at_once
         assert await pages_of(taker) == free
 
 
+async def test_an_abort_while_a_prompt_is_built_is_not_lost(
+    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is copied yet, and the engine does not know the request: it never will."""
+    async with fleet(tiny_model_folder, [{}]) as (taker,):
+        inference = taker.server._inference
+        assert inference is not None
+        build, reached, goes_on = inference._build, asyncio.Event(), asyncio.Event()
+
+        async def slow_build(*prompt: Any) -> Any:
+            reached.set()
+            await goes_on.wait()
+            return await build(*prompt)
+
+        monkeypatch.setattr(inference, "_build", slow_build)
+        aborted = asyncio.create_task(ask(taker, PROMPT))
+        await reached.wait()
+        for tenant in ("other", "acme"):
+            ticket = taker.ticket(request_id="r-0", tenant=tenant)
+            await taker.inference.Abort(pb.AbortRequest(request_id="r-0"), metadata=ticket)
+        goes_on.set()
+        with pytest.raises(CancelledError):
+            await aborted
+        assert (await taker.server._engine.stats()).steps == 0
+
+
 async def test_a_request_whose_deadline_passes_while_it_is_copied_ends_by_it(tiny_model_folder: Path) -> None:
     async with two_workers(tiny_model_folder) as (holder, taker), proxy_before(holder.bound.address) as proxy:
         await ask(holder, PROMPT, max_tokens=0)

@@ -4,7 +4,13 @@ import asyncio
 
 import pytest
 
-from prefixmesh.errors import AuthenticationError, InvalidRequestError, OverloadedError, UnavailableError
+from prefixmesh.errors import (
+    AuthenticationError,
+    CancelledError,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+)
 from prefixmesh.ids import RequestId, TenantId
 from prefixmesh.worker.running_calls import RunningCalls
 
@@ -30,16 +36,27 @@ async def test_places_are_bounded_and_ids_are_unique() -> None:
         with pytest.raises(AuthenticationError), calls.enter(A, BOLT):
             pass
         assert len(calls) == 2
-        assert calls.branches_of(A, ACME) == 1
-        assert calls.branches_of(A, BOLT) == 0
-    assert calls.branches_of(A, ACME) == 0
+        assert calls.abort(A, ACME) == 1
+        assert calls.abort(A, BOLT) == 0
+    assert calls.abort(A, ACME) == 0
+
+
+async def test_a_call_knows_that_its_own_tenant_has_aborted_it() -> None:
+    calls = RunningCalls(2, queue_limit=2)
+    with calls.enter(A, ACME) as place:
+        calls.abort(A, BOLT)
+        calls.abort(B, ACME)
+        place.check_wanted()
+        calls.abort(A, ACME)
+        with pytest.raises(CancelledError):
+            place.check_wanted()
 
 
 async def test_a_call_gets_a_place_for_every_branch_or_none() -> None:
     """A refused call has taken nothing, an ended one has left nothing."""
     calls = RunningCalls(5, queue_limit=9)
     with calls.enter(A, ACME, 3):
-        assert calls.branches_of(A, ACME) == 3
+        assert calls.abort(A, ACME) == 3
         with pytest.raises(OverloadedError, match="5 requests"), calls.enter(B, ACME, 3):
             pass
         with calls.enter(B, ACME, 2), pytest.raises(OverloadedError), calls.enter(C, ACME):
