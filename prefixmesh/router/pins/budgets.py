@@ -69,8 +69,10 @@ class _Shelf:
 
     def __init__(self, worker: WorkerSeen) -> None:
         self.worker = worker
-        self._in_all: Counter[Tier] = Counter()
-        self._of_owner: Counter[tuple[Tier, str]] = Counter()
+        # By tier. What owners have is by number and name, since a tier's hash is slow to make.
+        self._left = [worker.budget_tokens, worker.host_budget_tokens]
+        self._owner_budget = (worker.owner_budget_tokens, worker.host_owner_budget_tokens)
+        self._of_owner: Counter[tuple[int, str]] = Counter()
         for pin_id, pin in worker.pins.items():
             if not pin_id.startswith((PIN_SOURCE, HEAT_SOURCE)):
                 self._charge(pin.tier, pin.owner, max(0, pin.size_tokens))
@@ -82,22 +84,26 @@ class _Shelf:
         return Room(worker.host_budget_tokens, worker.host_owner_budget_tokens)
 
     def room(self, wish: Wish) -> Room:
-        budget, tier = self.budget(wish.tier), wish.tier
-        return Room(budget.left - self._in_all[tier], budget.owner_left - self._of_owner[tier, wish.owner])
+        return Room(self.left(wish), self._owner_left(wish))
+
+    def left(self, wish: Wish) -> int:
+        return self._left[wish.tier]
 
     def size(self, wish: Wish) -> int:
         return size_tokens(wish.version, self.worker.page_size)
 
     def has_room(self, wish: Wish) -> bool:
-        size = self.size(wish)
-        return size > 0 and self.room(wish).holds(size)
+        return 0 < self.size(wish) <= min(self.left(wish), self._owner_left(wish))
 
     def take(self, wish: Wish) -> None:
         self._charge(wish.tier, wish.owner, self.size(wish))
 
+    def _owner_left(self, wish: Wish) -> int:
+        return self._owner_budget[wish.tier] - self._of_owner[int(wish.tier), wish.owner]
+
     def _charge(self, tier: Tier, owner: str, size: int) -> None:
-        self._in_all[tier] += size
-        self._of_owner[tier, owner] += size
+        self._left[tier] -= size
+        self._of_owner[int(tier), owner] += size
 
 
 def _can_be_asked(wish: Wish, worker: WorkerSeen) -> bool:
@@ -110,17 +116,15 @@ def _can_be_asked(wish: Wish, worker: WorkerSeen) -> bool:
 def _place(wish: Wish, shelves: Sequence[_Shelf]) -> list[_Shelf]:
     """Who holds it first, then who has the most room."""
     fit = [shelf for shelf in shelves if _can_be_asked(wish, shelf.worker) and shelf.has_room(wish)]
-    fit.sort(
-        key=lambda shelf: (
-            wish.pin_id not in shelf.worker.pins,
-            -shelf.room(wish).left,
-            shelf.worker.endpoint,
+    if 0 < wish.replicas < len(fit):
+        pin_id = wish.pin_id
+        fit.sort(
+            key=lambda shelf: (pin_id not in shelf.worker.pins, -shelf.left(wish), shelf.worker.endpoint)
         )
-    )
-    chosen = fit[: wish.replicas or len(fit)]
-    for shelf in chosen:
+        del fit[wish.replicas :]
+    for shelf in fit:
         shelf.take(wish)
-    return chosen
+    return fit
 
 
 def _why_it_cannot_roll(wish: Wish, before: Wish, able: Sequence[_Shelf]) -> str:
