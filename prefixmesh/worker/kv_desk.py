@@ -48,6 +48,11 @@ class PageBytes(Protocol):
 class PageTaker(Protocol):
     """Who has pages to give (``KvManager``)."""
 
+    @property
+    def flushes(self) -> int:
+        """How often the cache was emptied."""
+        ...
+
     def take_pages(self, count: int, owner: str) -> PageIndices | None:
         """So many pages, evicting what ``owner`` may evict; None, and nothing evicted, when not all can be had."""
         ...
@@ -118,7 +123,7 @@ class KvDesk:
                 question=command.question, error="invalid", field="boundary_tokens", problem=problem
             )
         found = self._cache.peek_tiers(key)
-        written = KvWritten(held_tokens=found.device, host_tokens=found.host)
+        written = KvWritten(held_tokens=found.device, host_tokens=found.host, flushes=self._pages.flushes)
         return PrefixAnswer(question=command.question, written=written)
 
     def _read(self, command: ReadKv, now: float) -> KvRead:
@@ -147,11 +152,11 @@ class KvDesk:
             raise InvalidRequestError("boundary_tokens", "is not at whole pages and blocks here")
         match = self._cache.match_prefix(key, now, hits=0)
         found = len(match.device_indices)
-        if start <= found < end:
+        if start <= found < end and command.flushes == self._pages.flushes:
             kv = memoryview(command.kv)[(found - start) * page_bytes :]
             if self._add(key, match, end - found, kv, command.owner, now):
                 found = end
-        return KvWritten(held_tokens=found * self._page_size)
+        return KvWritten(held_tokens=found * self._page_size, flushes=self._pages.flushes)
 
     def _add(
         self, key: RadixKey, match: MatchResult, count: int, kv: memoryview, owner: str, now: float

@@ -81,6 +81,11 @@ class KvManager:
         return self._evicted_pages + (0 if self._keeper is None else self._keeper.evicted_pages)
 
     @property
+    def flushes(self) -> int:
+        """How often the cache was emptied."""
+        return self._flushes
+
+    @property
     def copying_pages(self) -> int:
         """Device pages that copies in flight own. O(copies)."""
         return 0 if self._keeper is None else self._keeper.copying_pages

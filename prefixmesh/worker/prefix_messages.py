@@ -81,6 +81,8 @@ class WriteKv(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     start_tokens: int
     kv: bytes = b""
     owner: str = ""
+    flushes: int = 0
+    """What ``KvWritten`` said when the copy began: after another flush, nothing that was read before it is taken."""
 
 
 PrefixCommand = PinPrefix | UnpinPrefix | ListPins | ListHotPrefixes | ReadKv | WriteKv
@@ -130,6 +132,9 @@ class KvWritten(msgspec.Struct, frozen=True, kw_only=True):
 
     host_tokens: int = 0
     """Of a command without KV: what only the host has behind them."""
+
+    flushes: int = 0
+    """How often the cache was emptied until now."""
 
 
 class HotPrefixInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -214,6 +214,25 @@ async def test_what_is_evicted_meanwhile_ends_the_copy() -> None:
     bench.check_rest(4)
 
 
+@pytest.mark.parametrize("parts_before", [0, 1])
+async def test_nothing_of_a_copy_that_began_before_a_flush_comes_after_it(parts_before: int) -> None:
+    """Also of its first part, which no gap would keep out: a flush is to forget what was computed before, here and elsewhere."""
+    bench = CopierBench(a=Source(SIZE))
+    written = 0
+
+    def flush() -> None:
+        nonlocal written
+        if written == parts_before:
+            bench.cache.kv.flush()
+        written += 1
+
+    bench.engine.before_write = flush
+    brought = await bench.copier.bring(name_of(PROMPT), [bench.source("a")], "acme")
+    assert brought.problem == "this worker has no room for it, or gave up meanwhile what came before"
+    bench.check_rest(0)
+    assert await bench.copier.bring(name_of(PROMPT), [bench.source("a")], "acme") == Brought(0, SIZE)
+
+
 async def test_where_there_is_no_room_it_ends_and_the_next_source_is_not_asked() -> None:
     bench = CopierBench(pages=5, a=Source(SIZE), b=Source(SIZE))
     for ids in (PROMPT, PROMPT[::-1]):

@@ -63,6 +63,9 @@ class _Copy:
 
     def __init__(self) -> None:
         self.found = self.copied = 0
+        self.flushes = 0
+        """Of this worker's cache, before it began."""
+
         self.problem = ""
         self.waiting = 0
         self.task: asyncio.Task[None] | None = None
@@ -185,7 +188,7 @@ class KvCopier:
     ) -> None:
         told = await self._write(WriteKv(question=0, prefix=prefix, start_tokens=0))
         found = Found(told.held_tokens, told.host_tokens)
-        copy.found = found.device_tokens
+        copy.found, copy.flushes = found.device_tokens, told.flushes
         size = _tokens(prefix)
         if copy.found >= size or not sources:
             return
@@ -258,7 +261,9 @@ class KvCopier:
         upto = PrefixName(
             prefix.namespace, prefix.tokens[: end * TOKEN_BYTES], prefix.boundary_tokens, prefix.tail
         )
-        command = WriteKv(question=0, prefix=upto, start_tokens=begin, kv=part.kv, owner=owner)
+        command = WriteKv(
+            question=0, prefix=upto, start_tokens=begin, kv=part.kv, owner=owner, flushes=copy.flushes
+        )
         held = (await self._write(command)).held_tokens
         if held > begin:
             copy.copied += held - begin
