@@ -374,6 +374,27 @@ async def test_bad_wish_is_refused_by_its_field(router: Router) -> None:
     assert not (await listed(router, "*")).pins
 
 
+async def test_many_wishes_at_once_have_one_turn_each(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others' calls go on between them: all at once they would keep the loop until the last one is done."""
+    make, at_once, most = PinPrompts.tokens, 0, 0
+
+    async def tokens(self: PinPrompts, spec: pb.PinSpec) -> bytes:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        try:
+            return await make(self, spec)
+        finally:
+            at_once -= 1
+
+    monkeypatch.setattr(PinPrompts, "tokens", tokens)
+    answers = await asyncio.gather(*(put(router, pin(f"p{number}", replicas=1)) for number in range(20)))
+    assert all(answer.changed for answer in answers)
+    assert most == 1
+
+
 async def test_wish_without_a_prompt_is_refused(router: Router) -> None:
     with pytest.raises(InvalidRequestError, match="prompt: one of text, chat or tokens"):
         await put(router, pb.PinSpec(name="a"))

@@ -7,13 +7,14 @@ worker do anything: what becomes of a wish is ``pin_keeper``'s business.
 import asyncio
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from prefixmesh.errors import BudgetError, UnavailableError, UnsupportedError
 from prefixmesh.proto.v1 import router_pb2 as pb
 from prefixmesh.router.adapter_finder import AdapterFinder
 from prefixmesh.router.pins.budgets import owner_use, why_it_does_not_fit
+from prefixmesh.router.pins.paced_turns import PacedTurns
 from prefixmesh.router.pins.pin_keeper import PinKeeper
 from prefixmesh.router.pins.pin_prompts import PinPrompts, wish_of
 from prefixmesh.router.pins.pin_roster import KnownPin, PinRoster
@@ -79,6 +80,7 @@ class PinService:
         self._store = store
         self._keys = keys
         self._keeper = keeper
+        self._turns = PacedTurns()
         self._coming: dict[str, Wish] = {}
         """Wishes that were admitted and are being written, by key."""
 
@@ -88,9 +90,12 @@ class PinService:
         """Wish for a pin, or for another one under its name; the same again only begins its time anew."""
         spec = checked(self._caller(context), message.spec)
         digest = await self._adapters.find(spec.adapter)
-        tokens = await self._prompts.tokens(spec)
         await self._keeper.hear_of_all(FIRST_NEWS_S)
-        with self._admitted(spec, self._prompts.version(spec, tokens, digest)):
+        with ExitStack() as admission:
+            async with self._turns.turn():
+                tokens = await self._prompts.tokens(spec)
+                version = self._prompts.version(spec, tokens, digest)
+                admission.enter_context(self._admitted(spec, version))
             return await self._write(spec, tokens)
 
     async def _write(self, spec: pb.PinSpec, tokens: bytes) -> pb.PutPinResponse:
