@@ -148,6 +148,24 @@ async def test_adapter_that_is_loaded_anew_gives_another_version(setting: Settin
     assert setting.versions() != first
 
 
+async def test_own_pin_whose_news_came_first_is_wished_at_once(setting: Setting) -> None:
+    """Whoever put it has made its tokens: nobody makes them again."""
+    wish = spec()
+    tokens = await setting.prompts.tokens(wish)
+    setting.roster.start()
+    version = await setting.put(wish)
+    async with setting.prompts._places, setting.prompts._places:  # no others are made meanwhile
+        await eventually(lambda: is_known(setting.roster, version))
+        known = setting.roster.get(PinName("acme", "a"))
+        assert known is not None
+        assert known.wish is None
+        other = PinRecord(spec(ids=IDS[1:]), 1, 0)
+        assert setting.roster.take(other, version, tokens).tokens is None
+        assert setting.roster.take(PinRecord(wish, 1, 0), version, tokens) is known
+        assert (known.tokens, known.problem) == (tokens, "")
+        assert known.wish is not None
+
+
 async def test_record_that_cannot_be_read_is_left_alone(setting: Setting) -> None:
     """By the other pins, too; once it can be, it is a pin like any."""
     key = PinName("acme", "new").key

@@ -143,6 +143,9 @@ class PinRoster:
         """A pin is this, as of a write of ours, unless something newer is known. O(prompt)."""
         known = self._pins.get(record.name)
         if known is not None and known.store_version >= store_version:
+            if known.tokens is None and known.record == record:  # the store's news of it came first
+                known.tokens = tokens
+                self._resolve(known)
             return known
         return self._enter(record, store_version, tokens)
 
