@@ -105,6 +105,9 @@ class RedisStore:
         self._known = asyncio.Event()
         """Set once everything was read."""
 
+        self._told_before: set[str] = set()
+        """Keys that ``entries`` has told before that: which of them have gone meanwhile nobody else will tell."""
+
         self._following: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -118,8 +121,10 @@ class RedisStore:
 
     async def entries(self, prefix: str) -> list[Entry]:
         """See ``StateStore``."""
-        found = await _asked(self._redis.hgetall(ENTRIES))
-        return sorted(entry for entry in _entries(found).values() if entry.key.startswith(prefix))
+        found = _entries(await _asked(self._redis.hgetall(ENTRIES)))
+        if not self._known.is_set():
+            self._told_before.update(found)
+        return sorted(entry for entry in found.values() if entry.key.startswith(prefix))
 
     async def put(self, key: str, value: bytes, *, expect: int | None = None) -> int | None:
         """See ``StateStore``."""
@@ -136,7 +141,7 @@ class RedisStore:
         if self._following is None and not self._is_closed:
             self._following = asyncio.create_task(self._follow(), name="redis-state")
         await self._known.wait()
-        async with aclosing(self._watchers.watch(prefix, self._mirror.entries)) as changes:
+        async with aclosing(self._watchers.watch(prefix, self._present)) as changes:
             async for change in changes:
                 yield change
 
@@ -160,6 +165,14 @@ class RedisStore:
             await asyncio.wait({self._following}, timeout=LEAST_RETRY_S)
         with suppress(RedisError, OSError):
             await self._redis.aclose()
+
+    def _present(self, prefix: str) -> list[Entry | Change]:
+        entries = self._mirror.entries(prefix)
+        gone = self._told_before - {entry.key for entry in entries}
+        return [
+            *entries,
+            *(Change(key, None, self._mirror.told) for key in sorted(gone) if key.startswith(prefix)),
+        ]
 
     async def _change(self, key: str, value: bytes | None, expect: int | None) -> int | None:
         number = await _asked(self._run(key, value, expect))

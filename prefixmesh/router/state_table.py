@@ -86,8 +86,10 @@ class Watchers:
         for event in self._backlogs:
             event.set()
 
-    async def watch(self, prefix: str, present: Callable[[str], Iterable[Entry]]) -> AsyncGenerator[Change]:
-        """What ``present`` tells is there when reading begins, and what changes from then on."""
+    async def watch(
+        self, prefix: str, present: Callable[[str], Iterable[Entry | Change]]
+    ) -> AsyncGenerator[Change]:
+        """What ``present`` tells is there, or has gone, when reading begins, and what changes from then on."""
         event = asyncio.Event()
         backlog = {entry.key: Change(*entry) for entry in present(prefix)}
         self._backlogs[event] = (prefix, backlog)

@@ -127,6 +127,21 @@ async def test_entry_of_somebody_else_hides_no_other(server: RedisServer) -> Non
         await seen.until(lambda: seen.values == {"a": b"1", "b": b"2"})
 
 
+async def test_what_goes_before_watching_begins_is_told(server: RedisServer) -> None:
+    """A router reads everything first, and follows then: what another removes in between would stay for it for ever."""
+    store, other = RedisStore(server.url), RedisStore(server.url)
+    for key in ("pins/a", "pins/b", "workers/c"):
+        await other.put(key, b"")
+    assert len(await store.entries("")) == 3
+    for key in ("pins/a", "workers/c"):
+        await other.delete(key)
+    async with aclosing(store.watch("pins/")) as changes:
+        told = [await asyncio.wait_for(anext(changes), TIMEOUT_S) for _ in range(2)]
+    assert {(change.key, change.value) for change in told} == {("pins/a", None), ("pins/b", b"")}
+    await store.close()
+    await other.close()
+
+
 async def test_watch_that_was_closed_is_told_nothing_more(server: RedisServer) -> None:
     store = RedisStore(server.url)
     await store.put("a", b"1")
