@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +29,7 @@ Measured on this machine, and on the cluster's as busy as they are; prompts are 
 
 
 @click.command(short_help="Send a workload to a running cluster.")
-@click.argument("workload", metavar="WORKLOAD|FILE")
+@click.argument("workload", metavar="[WORKLOAD|FILE]", required=False)
 @click.option(
     "--router", "address", metavar="HOST:PORT", help="Or a worker.  [default: the fleet that is up]"
 )
@@ -62,54 +63,117 @@ Measured on this machine, and on the cluster's as busy as they are; prompts are 
 @click.option(
     "--adapters", is_flag=True, help="Ask for the adapters that the workload names; they must be loaded."
 )
-@click.option(
-    "--workers",
-    type=click.IntRange(min=0),
-    default=0,
-    help="How many there are, for the load; 0: those that answer.",
-)
 @click.option("--timeout-s", type=float, default=600.0, show_default=True, help="For one answer.")
 @click.option("--slo-ttft-ms", type=float, help="Objective that goodput counts by: the first token, at most.")
 @click.option("--slo-tpot-ms", type=float, help="The same of the time from token to token.")
+@click.option(
+    "--compare",
+    metavar="cache=off,hash,radix",
+    help="Start a pair of workers for each of these caches in turn, on this machine, and send it to those.",
+)
+@click.option(
+    "--calibrate",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Start such a pair, measure how fast it is, and write that as a profile for `prefixmesh replay --profile`.",
+)
+@click.option("--simulate", metavar="PROFILE", help="Replay the same in simulated time, too, and show both.")
+@click.option("--model", default="smollm2", show_default=True, help="Of the pair.")
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="In the pair; at --router how many there are.",
+)
+@click.option(
+    "--device-tokens",
+    type=int,
+    default=16_384,
+    show_default=True,
+    help="KV of each, of the pair and simulated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def serve(
     context: click.Context,
     /,
     *,
-    workload: str,
+    workload: str | None,
     requests: int | None,
     block_tokens: int | None,
     slo_ttft_ms: float | None,
     slo_tpot_ms: float | None,
+    compare: str | None,
+    calibrate: Path | None,
+    simulate: str | None,
+    model: str,
     workers: int,
+    device_tokens: int,
     as_json: bool,
-    **spec: Any,
+    **load: Any,
 ) -> None:
     """Send the requests of a workload to a running cluster over gRPC, and tell the figures of `prefixmesh replay`, measured.
 
     WORKLOAD is a name that `prefixmesh traces list` shows, or a file: a trace, what `traces make` wrote, or what a router has recorded.
-    Ctrl-C ends it with what is there. Exits with 1 when every request failed.
+    Without one, --compare takes a small customer service. Ctrl-C ends it with what is there. Exits with 1 when every request failed.
     """
     from prefixmesh.bench.serve_drive import ServeSpec
     from prefixmesh.bench.serve_figures import figures_of
+    from prefixmesh.bench.serve_pair import PairSpec
+    from prefixmesh.cli import bench_serve_pair as pairs
+    from prefixmesh.cli.terminal import print_note
 
-    found = read(workload, spec["seed"], requests, block_tokens)
-    objective = objective_of(slo_ttft_ms, slo_tpot_ms)
-    run, is_whole = drive(found, ServeSpec(**spec), "serving")
-    figures = figures_of(run.served, objective, workers)
-    label = figures.policy or "measured"
-    if as_json:
-        click.echo(json.dumps(as_object(found, spec, objective, {label: figures}), indent=2))
+    pair = PairSpec(model=model, workers=workers, device_tokens=device_tokens)
+    if calibrate is not None:
+        click.echo(
+            json.dumps(pairs.calibrate(calibrate, pair, load["seed"], load["ids"], print_note), indent=2)
+        )
+        return
+    kinds = None if compare is None else pairs.caches_of(compare)
+    if kinds is None and workload is None:
+        raise click.UsageError("name a workload or a file")
+    if workload is None:
+        sent = pairs.small_service(load["seed"], requests)
     else:
-        click.echo(f"{about(found, spec)}\n")
-        print_rows({label: figures})
+        sent = read(workload, load["seed"], requests, block_tokens)
+    objective, spec = objective_of(slo_ttft_ms, slo_tpot_ms), ServeSpec(**load)
+    if kinds is None:
+        run, is_whole = drive(sent, spec, "serving")
+        runs = {"radix": run}
+    else:
+        runs, is_whole = pairs.run_pairs(
+            kinds,
+            pair,
+            lambda address: replace(spec, address=address, api_key=None),
+            lambda spec, kind: drive(sent, spec, f"cache {kind}"),
+            print_note,
+        )
+    found: dict[str, ServeFigures | ReplayFigures] = {}
+    for kind, run in runs.items():
+        figures = figures_of(run.served, objective, workers)
+        label = (figures.policy or "measured") + (f"/{kind}" if kinds else "")
+        found[label] = figures
+        if simulate is not None and is_whole:
+            found[f"{label} simulated"] = pairs.simulated(
+                sent,
+                simulate,
+                cache=kind,
+                workers=workers,
+                device_tokens=device_tokens,
+                spec=spec,
+                objective=objective,
+            )
+        tell_problems(run, figures)
+    if as_json:
+        click.echo(json.dumps(as_object(sent, load, objective, found), indent=2))
+    else:
+        click.echo(f"{about(sent, load)}\n")
+        print_rows(found)
         click.echo(LEGEND)
-    tell_problems(run, figures)
     if not is_whole:
-        click.echo(f"interrupted: {len(run.served)} of {len(found.requests)} requests are over", err=True)
+        click.echo("interrupted: figures are of what was over by then", err=True)
         context.exit(INTERRUPTED)
-    if figures.requests == sum(figures.errors.values()):
+    if all(one.problem for run in runs.values() for one in run.served):
         context.exit(1)
 
 
