@@ -1,6 +1,6 @@
 """How fast the workers of a replay are: profiles by name, or from a file that says where its figures come from.
 
-Those with a name are by arithmetic from a roofline and are not measured (``timing``). A file is one JSON object::
+Those of H100 are by arithmetic from a roofline and are not measured (``timing``). A file is one JSON object::
 
     {"source": "prefixmesh bench engine, 4 cores", "timing": {"step_ms": 11.0, "prefill_ms_per_token": 0.9, ...}}
 
@@ -40,6 +40,18 @@ H100X8_70B: Final = TimingModel(
 """A model of 70 billion parameters in bfloat16 on eight H100, which is ``H100X2_70B`` with four times the cards; what they have to tell each
 other is left out. Each card copies its own share of a token's 320 KiB of KV over its own lanes at 32 GB/s."""
 
+CPU_SMOLLM2: Final = TimingModel(
+    step_ms=30.9,
+    prefill_ms_per_token=0.61,
+    prefill_ms_per_token2=1.93e-4,
+    decode_ms_per_sequence=2.1,
+    load_back_ms_per_token=0.00375,
+    offload_ms_per_token=0.00375,
+)
+"""SmolLM2-135M in bfloat16 on two cores with nothing else on them, out of four measured steps (docs/engine.md, "Where a forward pass spends its
+time"): 1,500 tokens in three steps 1,442 ms, 100 after 1,400 148 ms, one decode 33 ms, 64 of them 166 ms; copies as docs/tiers.md says, 5 to
+10 ms for 2,000 tokens. What KV adds to a decode could not be told from none."""
+
 DRAIN_8: Final = TimingModel(step_ms=0.0, prefill_ms_per_token=0.125)
 """Of no machine: prompts are computed at 8 tokens a millisecond whatever their length, and answers take no time."""
 
@@ -47,6 +59,10 @@ PROFILES: Final[Mapping[str, Profile]] = {
     "h100-8b": Profile(source=f"8 billion parameters on one H100, {_ROOFLINE}", timing=H100_8B),
     "h100x2-70b": Profile(source=f"70 billion parameters on two H100, {_ROOFLINE}", timing=H100X2_70B),
     "h100x8-70b": Profile(source=f"70 billion parameters on eight H100, {_ROOFLINE}", timing=H100X8_70B),
+    "cpu-smollm2": Profile(
+        source="SmolLM2-135M on two cores alone, four steps measured (docs/engine.md); one's own: bench serve --calibrate",
+        timing=CPU_SMOLLM2,
+    ),
     "drain-8": Profile(
         source="8 prompt tokens a millisecond, answers in no time: a yardstick", timing=DRAIN_8
     ),

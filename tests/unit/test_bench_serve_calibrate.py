@@ -7,6 +7,7 @@ from prefixmesh.bench.serve_calibrate import DecodePoint, Points, PrefillPoint, 
 from prefixmesh.bench.serve_pair import PairSpec
 from prefixmesh.cli.bench_serve_pair import caches_of, small_service
 from prefixmesh.errors import ConfigError
+from prefixmesh.sim.replay_profiles import PROFILES
 from prefixmesh.sim.timing import TimingModel
 
 REAL = TimingModel(
@@ -56,6 +57,14 @@ def test_noise_of_some_per_cent_moves_predictions_by_some_per_cent() -> None:
     found = fit(points_of(REAL, noise=0.02))
     for tokens in (200, 700, 1000):
         assert found.prefill_ms(tokens) == pytest.approx(REAL.prefill_ms(tokens), rel=0.15)
+
+
+def test_the_profile_of_a_cpu_gives_back_what_it_was_made_from() -> None:
+    timing = PROFILES["cpu-smollm2"].timing
+    assert 3 * timing.step_ms + timing.prefill_ms(1500) == pytest.approx(1442, rel=0.01)
+    assert timing.step_ms + timing.prefill_ms(100, before=1400) == pytest.approx(148, rel=0.01)
+    assert timing.decode_step_ms(1, 1500) == pytest.approx(33, rel=0.01)
+    assert timing.decode_step_ms(64, 64 * 1400) == pytest.approx(166, rel=0.01)
 
 
 def test_caches_to_compare() -> None:
