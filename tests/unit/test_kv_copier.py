@@ -118,6 +118,16 @@ async def test_a_warming_is_patient_but_not_with_one_part(monkeypatch: pytest.Mo
     bench.check_rest(SIZE)
 
 
+async def test_a_part_that_does_not_come_is_told_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source(SIZE)
+    source.stalls_after = 1
+    bench = CopierBench(a=source)
+    monkeypatch.setattr(copier_module, "PART_WAIT_S", 0.05)
+    alone = await bench.copier.bring(name_of(PROMPT), [bench.source("a")], "acme", must=True)
+    assert alone == Brought(0, 4, "a:1: no part came in time")
+    bench.check_rest(4)
+
+
 async def test_whatever_else_a_source_makes_go_wrong_is_its_own() -> None:
     """No request may fail by it: the next source is asked."""
     source = Source(SIZE)

@@ -218,7 +218,7 @@ class KvCopier:
                 copy.problem = str(error)
                 return
             except (PrefixmeshError, TimeoutError) as error:
-                copy.problem = f"{source.address}: {error or 'no part came in time'}"
+                copy.problem = f"{source.address}: {str(error) or 'no part came in time'}"
             except Exception as error:  # whatever it was: the next source is asked, or the rest computed
                 _log.exception("kv_copy_failed source=%s", source.address)
                 copy.problem = f"{source.address}: {type(error).__name__}"
