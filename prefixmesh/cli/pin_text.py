@@ -8,7 +8,7 @@ import click
 
 from prefixmesh.cli.failure import one_line
 from prefixmesh.cli.pin_spec import ALL, TIERS, prompt_of
-from prefixmesh.cli.status import describe_age
+from prefixmesh.cli.status import describe_left
 from prefixmesh.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _row(pin: "PinStatus") -> tuple[str, ...]:
         f"{pin.wanted}",
         f"{pin.held}",
         f"{pin.missing}",
-        describe_age(pin.expires_in_ms * _S_PER_MS) if pin.expires_in_ms else "-",
+        describe_left(pin.expires_in_ms * _S_PER_MS) if pin.expires_in_ms else "-",
         pin.why,
     )
 
@@ -178,4 +178,4 @@ def _workers(replicas: int) -> str:
 def _end(pin: "PinStatus") -> str:
     if not pin.expires_in_ms:
         return "until it is removed"
-    return f"for another {describe_age(pin.expires_in_ms * _S_PER_MS)}"
+    return f"for another {describe_left(pin.expires_in_ms * _S_PER_MS)}"

@@ -1,8 +1,10 @@
 """``prefixmesh status``: the fleet's parts as their supervisor sees them, and its workers as the router does."""
 
 import json
+import math
 import sys
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -249,6 +251,18 @@ def describe_age(seconds: float) -> str:
         if seconds >= size_s:
             return f"{seconds // size_s:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"
+
+
+def describe_left(seconds: float) -> str:
+    """How long something will yet last, for people: in two units, so that two hours are not one when a moment has gone."""
+    left_s = max(0, math.ceil(seconds))
+    for (unit, size_s), (smaller, smaller_s) in pairwise(
+        (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+    ):
+        if left_s >= size_s:
+            rest = left_s % size_s // smaller_s
+            return f"{left_s // size_s} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{left_s} s"
 
 
 def print_workers(workers: "Sequence[WorkerView]", pins: "Sequence[PinStatus]" = ()) -> None:

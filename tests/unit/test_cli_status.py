@@ -5,7 +5,7 @@ import json
 import pytest
 
 from prefixmesh.cache.ledger import Hits, LedgerRow, Misses
-from prefixmesh.cli.status import as_dict, describe_age, hit_share, print_parts
+from prefixmesh.cli.status import as_dict, describe_age, describe_left, hit_share, print_parts
 from prefixmesh.errors import UnavailableError
 from prefixmesh.fleet_state import FleetState, PartState
 from prefixmesh.proto.cache_counts import decode_cache_counts, encode_cache_counts
@@ -117,5 +117,19 @@ def test_ages_are_told_in_their_largest_whole_unit() -> None:
         "1 min",
         "1 h",
         "1 d",
+        "10 d",
+    ]
+
+
+def test_what_is_left_is_told_in_two_units() -> None:
+    """A pin that was put for two hours a moment ago is not said to end in one."""
+    assert [describe_left(seconds) for seconds in (-3, 0.2, 60, 3600.5, 7199.9, 86_399, 90_000, 864_000)] == [
+        "0 s",
+        "1 s",
+        "1 min",
+        "1 h",
+        "2 h",
+        "23 h 59 min",
+        "1 d 1 h",
         "10 d",
     ]
