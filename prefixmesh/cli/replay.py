@@ -222,7 +222,7 @@ def _write_report(
         path.write_text(html, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"report {path}: {error.strerror}") from error
-    click.echo(f"{path}: {len(html):,} bytes", err=True)
+    click.echo(f"{path}: {path.stat().st_size:,} bytes", err=True)
 
 
 def _progress(

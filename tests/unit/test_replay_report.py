@@ -99,6 +99,7 @@ def test_report_is_written_beside_what_is_printed(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, [*arguments, "--report", str(tmp_path / "out.html")])
     assert result.exit_code == 0, result.output
     html = (tmp_path / "out.html").read_text()
+    assert f"out.html: {(tmp_path / 'out.html').stat().st_size:,} bytes" in " ".join(result.stderr.split())
     assert "<h1>Replay: chat</h1>" in html
     assert "<td>cost</td>" in html
     assert html.count("<svg") == 3
