@@ -170,6 +170,13 @@ async def test_bad_option_is_named_and_nothing_is_put(options: tuple[str, ...], 
     assert pins.calls == []
 
 
+async def test_file_that_holds_no_token_ids_is_said_so_without_its_words(tmp_path: Path) -> None:
+    (tmp_path / "ids").write_text("5, secret")
+    result = await one(ScriptedPins(), "pin", "add", "p", "--token-ids-file", str(tmp_path / "ids"))
+    assert (result.exit_code, "ids is no list of token ids, as in 5, 17, 9" in result.stderr) == (2, True)
+    assert "secret" not in result.stderr
+
+
 async def test_refusal_for_the_budget_shows_the_sums() -> None:
     result = await one(ScriptedPins(room=0), "pin", "add", "p", "--text", "x")
     assert result.exit_code == 1
