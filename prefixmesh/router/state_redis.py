@@ -279,7 +279,7 @@ async def _asked(answer: Awaitable[Any]) -> Any:
         return await answer
     except _TROUBLE as error:
         raise UnavailableError(
-            f"the state in Redis cannot be used: {error or type(error).__name__}"
+            f"the state in Redis cannot be used: {str(error) or type(error).__name__}"
         ) from error
 
 
