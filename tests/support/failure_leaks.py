@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Final
 
@@ -47,9 +47,19 @@ async def gauges(fleet: FailureFleet) -> Gauges:
         held |= {f"{worker.name} pages {state}": pages[state] for state in ("protected", "private")}
         lost = page.value("prefixmesh_kv_pool_pages") - sum(pages.values())
         held[f"{worker.name} pages of nobody"] = lost
-    for server in (fleet.router, *(worker for worker in fleet.workers if worker.is_running)):
-        held[f"{server.name} open files"] = psutil.Process(server.pid).num_fds()
+    workers = [worker for worker in fleet.workers if worker.is_running]
+    between = _kept_between([worker.pid for worker in workers])
+    for server in (fleet.router, *workers):
+        kept = between.get(server.pid, 0)
+        held[f"{server.name} open files"] = psutil.Process(server.pid).num_fds() - kept
     return held
+
+
+def _kept_between(pids: Sequence[int]) -> dict[int, int]:
+    """By process, its connections to others of these: workers keep one that has copied, which no request holds."""
+    ends = {pid: psutil.Process(pid).net_connections("tcp") for pid in pids}
+    owner = {end.laddr: pid for pid, found in ends.items() for end in found if end.raddr}
+    return {pid: sum(owner.get(end.raddr, pid) != pid for end in found) for pid, found in ends.items()}
 
 
 async def not_given_back(fleet: FailureFleet, before: Mapping[str, float]) -> dict[str, tuple[float, float]]:
