@@ -121,7 +121,7 @@ RESCUES_DEPTH = {
 MACHINES: dict[type[CacheMachine], tuple[int, dict[str, int]]] = {
     OneTier: (4, DEPTH),
     HashBlocks: (3, {}),
-    TiersPage1: (10, TIERS_DEPTH),
+    TiersPage1: (14, TIERS_DEPTH),
     TiersPage2: (10, TIERS_DEPTH),
     TiersPage3: (10, TIERS_DEPTH),
     Rescues: (10, RESCUES_DEPTH),
