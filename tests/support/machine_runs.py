@@ -46,7 +46,7 @@ def run_machine(machine: type[CacheMachine], examples: int, *, repeatable: bool)
 def own_chance() -> Iterator[None]:
     """Draw nothing from the constants of the modules that happen to be loaded, as Hypothesis does now and then: else a repeatable run would be
     another whenever a module is added anywhere."""
-    with mock.patch.object(HypothesisProvider, "_maybe_draw_constant", lambda *_, **__: None):
+    with mock.patch.object(HypothesisProvider, "_maybe_draw_constant", _no_constant):
         yield
 
 
@@ -67,3 +67,7 @@ def seeded(machine: type[CacheMachine], number: int) -> type[CacheMachine]:
     other: type[CacheMachine] = type(f"{machine.__name__}Round{number}", (machine,), {})
     other.happened = machine.happened
     return other
+
+
+def _no_constant(*_: object, **__: object) -> None:
+    """In place of the provider's own."""
