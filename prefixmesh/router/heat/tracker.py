@@ -27,7 +27,7 @@ from prefixmesh.router.pins.wishes import PinVersion, Wish
 from prefixmesh.tokens import count
 
 HEAT_OWNER: Final = "@heat"
-"""No tenant's name has this first letter."""
+"""Whom what is kept for heat is charged to. Nobody can pin by this name; a tenant that is called so pays for heat's warmings."""
 
 LEAST_BLOCKS: Final = 2
 """Of a prefix that is worth a pin: what is shorter is computed along with the rest of a prompt in the same step."""
