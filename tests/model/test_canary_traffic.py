@@ -43,7 +43,7 @@ def serve(run: CanaryRun) -> None:
     assert run.cache.evicted_pages >= 20_000 * floor // page_size
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("page_size", [*(pytest.param(size, marks=pytest.mark.slow) for size in (1, 4)), 16])
 def test_mixed_traffic_reads_nothing_wrong(page_size: int) -> None:
     serve(CanaryRun(TrafficOptions(requests=REQUESTS, page_size=page_size)))
 

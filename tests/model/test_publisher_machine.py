@@ -295,6 +295,7 @@ def run_machine(examples: int, steps: int, *, repeatable: bool) -> None:
     )
 
 
+@pytest.mark.slow
 def test_any_order_of_operations_agrees_with_plain_sets() -> None:
     """The same examples each time, so that a change of the code is the only thing that can fail."""
     run_machine(examples=100, steps=50, repeatable=True)

@@ -127,7 +127,7 @@ MACHINES: dict[type[CacheMachine], tuple[int, dict[str, int]]] = {
     Rescues: (10, RESCUES_DEPTH),
 }
 """How many rounds ``make test`` has time for, and what must happen in them."""
-SLOW = [TiersPage2, TiersPage3]
+SLOW = [TiersPage1, TiersPage2, TiersPage3, Rescues]
 
 
 @pytest.mark.timeout(600)  # only a failure needs it, to find a short example

@@ -114,6 +114,7 @@ def test_an_engine_that_is_never_idle_collects_all_the_same(
     assert steps.stayed == 0
 
 
+@pytest.mark.slow
 def test_evicted_and_flushed_nodes_are_freed_without_the_collector(settings: tuple[int, int, int]) -> None:
     """The reason why full collections can wait: splits, evictions, cascades and a flush leave no ring of nodes."""
     gc.collect()
