@@ -23,8 +23,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from prefixmesh.config import DEFAULT_SPILL_WEIGHT, EngineConfig
+from prefixmesh.config import EngineConfig
 from prefixmesh.router.policy import PICKS, PolicyConfig
+from prefixmesh.router_config import DEFAULT_SPILL_WEIGHT
 from prefixmesh.sim.fleet_run import TENANT, FleetFigures, FleetSpec, SimulatedFleet, run_trace
 from prefixmesh.sim.simulated_router import Question
 from prefixmesh.sim.timing import H100_8B, H100X2_70B

@@ -22,10 +22,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from prefixmesh.bench.route_servers import serve_echo, serve_proxy
 from prefixmesh.collector import freeze_what_stays
-from prefixmesh.config import RouterConfig
 from prefixmesh.errors import UnavailableError
 from prefixmesh.fleet_secret import load_or_create
 from prefixmesh.router.server import RouterServer
+from prefixmesh.router_config import RouterConfig
 from prefixmesh.rpc.channel import open_channel
 
 START_S: Final = 120.0

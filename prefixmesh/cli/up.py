@@ -7,11 +7,12 @@ import click
 
 from prefixmesh import paths
 from prefixmesh.cache.namespace import Isolation
-from prefixmesh.config import FILE_STATE, RouterConfig
 from prefixmesh.fleet.supervision import DEFAULT_MAX_RESTARTS
 from prefixmesh.router.options import routing_from, routing_options
+from prefixmesh.router_config import RouterConfig
 from prefixmesh.rpc.until_signal import DEFAULT_GRACE_S
 from prefixmesh.seconds_flag import Seconds
+from prefixmesh.state_url import FILE_STATE
 from prefixmesh.worker.options import engine_config_from, engine_options
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from prefixmesh.client.direct_blocking import Workers
 from prefixmesh.client.fork import ContinuationLike, plan_forks
 from prefixmesh.client.ride import Ride, RouterMemory
 from prefixmesh.client.target import TimeLeft, make_target
-from prefixmesh.config import DEFAULT_STREAM_IDLE_S
 from prefixmesh.errors import CancelledError, InvalidRequestError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1.inference_pb2_grpc import InferenceStub
+from prefixmesh.router_config import DEFAULT_STREAM_IDLE_S
 from prefixmesh.rpc.channel import open_sync_channel
 
 _ResponseT = TypeVar("_ResponseT")

@@ -8,9 +8,9 @@ from typing import Any, Final
 import grpc
 
 from prefixmesh import fleet_state
+from prefixmesh.addresses import is_address
 from prefixmesh.client.checks import check_real
 from prefixmesh.client.ride import Broken, Failure
-from prefixmesh.config import is_address
 from prefixmesh.errors import DeadlineError, InvalidRequestError, PrefixmeshError, UnavailableError
 from prefixmesh.rpc import status
 from prefixmesh.rpc.identity import AUTHORIZATION_METADATA, TENANT_METADATA, check_tenant

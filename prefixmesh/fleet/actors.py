@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Final
 import ray
 
 from prefixmesh.collector import freeze_what_stays
-from prefixmesh.config import RouterConfig, WorkerConfig
+from prefixmesh.config import WorkerConfig
 from prefixmesh.errors import PrefixmeshError, UnavailableError
 from prefixmesh.fleet.plan import LOOPBACK, Bind
 from prefixmesh.fleet_secret import FleetSecret
+from prefixmesh.router_config import RouterConfig
 
 if TYPE_CHECKING:
     from prefixmesh.router.model import RouterModel

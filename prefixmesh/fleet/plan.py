@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from prefixmesh.cache.namespace import Isolation
-from prefixmesh.config import MEMORY_STATE, EngineConfig, RouterConfig, WorkerConfig
+from prefixmesh.config import EngineConfig, WorkerConfig
 from prefixmesh.errors import ConfigError
 from prefixmesh.fleet.supervision import DEFAULT_MAX_RESTARTS, RestartPolicy
+from prefixmesh.router_config import RouterConfig
 from prefixmesh.rpc.identity import is_loopback
+from prefixmesh.state_url import MEMORY_STATE
 
 DEFAULT_CPU_WORKERS: Final = 2
 """Where there is no GPU: the fewest workers among which routing means something."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from prefixmesh.adapter_names import split_adapter_setting
-from prefixmesh.config import FILE_STATE, RouterConfig, check_state_url
 from prefixmesh.errors import ConfigError, InvalidRequestError
 from prefixmesh.fleet.plan import FleetRequest
 from prefixmesh.model_files.adapter_folder import AdapterRoot
@@ -17,7 +16,9 @@ from prefixmesh.model_files.linear_sizes import LinearSizes
 from prefixmesh.model_files.model_config import read_model_config
 from prefixmesh.model_files.peft_adapter import inspect_adapter
 from prefixmesh.model_files.source import resolve_model
+from prefixmesh.router_config import RouterConfig
 from prefixmesh.rpc.identity import ApiKeys
+from prefixmesh.state_url import FILE_STATE, check_state_url
 
 _CLIENT_SCHEME: Final = "ray://"
 """Through Ray's client the router runs on the cluster's head, where its port and its keys file are."""

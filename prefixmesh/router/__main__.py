@@ -9,11 +9,11 @@ import click
 
 from prefixmesh import paths
 from prefixmesh.cache.namespace import Isolation
-from prefixmesh.config import RouterConfig
 from prefixmesh.errors import PrefixmeshError
 from prefixmesh.fleet_secret import load_or_create
 from prefixmesh.router.options import routing_options
 from prefixmesh.router.server import BoundRouter, RouterServer
+from prefixmesh.router_config import RouterConfig
 from prefixmesh.rpc.until_signal import DEFAULT_GRACE_S, run_until_signal
 from prefixmesh.seconds_flag import Seconds
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from prefixmesh import wall_clock
-from prefixmesh.config import is_address
+from prefixmesh.addresses import is_address
 from prefixmesh.errors import AdapterChangedError, InvalidRequestError, OverloadedError
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.ids import TenantId

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from prefixmesh.config import RouterConfig
 from prefixmesh.model_files.model_config import read_model_config
 from prefixmesh.model_files.revision import model_revision
 from prefixmesh.model_files.source import resolve_model
+from prefixmesh.router_config import RouterConfig
 from prefixmesh.text.answer_memory import AnswerMemory
 from prefixmesh.text.chat_template import load_chat_template
 from prefixmesh.text.prompts import PromptBuilder, text_digest

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from prefixmesh.config import FILE_STATE, MEMORY_STATE, REDIS_STATES, check_state_url
 from prefixmesh.router.state_file import FileStore
 from prefixmesh.router.state_memory import MemoryStore
 from prefixmesh.router.state_store import StateStore
+from prefixmesh.state_url import FILE_STATE, MEMORY_STATE, REDIS_STATES, check_state_url
 
 
 def open_store(url: str) -> StateStore:

@@ -5,7 +5,7 @@ For administrators; on loopback without API keys, for everybody.
 
 from typing import Any, Final, TypeVar
 
-from prefixmesh.config import is_address
+from prefixmesh.addresses import is_address
 from prefixmesh.errors import AccessDeniedError, InvalidRequestError, NotFoundError, PrefixmeshError
 from prefixmesh.fleet_control import ControlCall, call_workers
 from prefixmesh.fleet_secret import FleetSecret

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar, get_args
 
 import click
 
-from prefixmesh.config import OnOff, RouterConfig, RoutingPolicy
+from prefixmesh.router_config import OnOff, RouterConfig, RoutingPolicy
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _DEFAULTS: Final = RouterConfig(workers=("unused:1",))

@@ -10,12 +10,17 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from prefixmesh.config import DEFAULT_MAX_WAIT_S, DEFAULT_SLOW_START_S, DEFAULT_SPILL_WEIGHT, RoutingPolicy
 from prefixmesh.ids import Fingerprint
 from prefixmesh.router.cost import Costs, Demand
 from prefixmesh.router.fleet_columns import FleetColumns, Mask
 from prefixmesh.router.matched_tokens import MatchedTokens
 from prefixmesh.router.measured_rates import Column
+from prefixmesh.router_config import (
+    DEFAULT_MAX_WAIT_S,
+    DEFAULT_SLOW_START_S,
+    DEFAULT_SPILL_WEIGHT,
+    RoutingPolicy,
+)
 
 TIE_SHARE: Final = 0.1
 """Costs do not tell workers apart that hold equally much, and the adapter or not, where they are closer than this share of what computing

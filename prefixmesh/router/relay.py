@@ -14,7 +14,6 @@ from typing import NamedTuple
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from prefixmesh.config import DEFAULT_STREAM_IDLE_S
 from prefixmesh.errors import (
     AuthenticationError,
     CancelledError,
@@ -46,6 +45,7 @@ from prefixmesh.router.running import RunningRequest
 from prefixmesh.router.worker_aborts import WorkerAborts
 from prefixmesh.router.worker_call import WorkerCall
 from prefixmesh.router.workers import WorkerPool
+from prefixmesh.router_config import DEFAULT_STREAM_IDLE_S
 from prefixmesh.rpc.idle_watch import IdleWatch
 from prefixmesh.rpc.status import from_rpc_error, is_told
 from prefixmesh.text.prompts import PromptBuilder

@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from prefixmesh.cache.fingerprint import FINGERPRINT_VERSION
-from prefixmesh.config import RouterConfig, describe
+from prefixmesh.config import describe
 from prefixmesh.errors import ConfigError
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.history import NO_HISTORY, History
@@ -47,6 +47,7 @@ from prefixmesh.router.worker_aborts import WorkerAborts
 from prefixmesh.router.worker_identity import Expected
 from prefixmesh.router.worker_roster import WorkerRoster
 from prefixmesh.router.workers import WorkerPool
+from prefixmesh.router_config import RouterConfig
 from prefixmesh.rpc.channel import join_address
 from prefixmesh.rpc.draining import Drainer
 from prefixmesh.rpc.health import HealthService

@@ -18,11 +18,11 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
-from prefixmesh.config import without_password
 from prefixmesh.errors import BudgetError, ConfigError, UnavailableError
 from prefixmesh.router.state_mirror import StateMirror
 from prefixmesh.router.state_store import ABSENT, MAX_ENTRIES, Change, Entry, check_key, check_value
 from prefixmesh.router.state_table import Watchers
+from prefixmesh.state_url import without_password
 
 try:
     import redis.asyncio as redis

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Final
 
-from prefixmesh.config import is_address
+from prefixmesh.addresses import is_address
 from prefixmesh.errors import PrefixmeshError, UnavailableError
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.state_store import ABSENT, StateStore

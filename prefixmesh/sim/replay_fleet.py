@@ -5,10 +5,10 @@ from typing import Final
 
 import xxhash
 
-from prefixmesh.config import RoutingPolicy
 from prefixmesh.errors import InvariantError
 from prefixmesh.ids import Fingerprint
 from prefixmesh.router.policy import PICKS, PolicyConfig
+from prefixmesh.router_config import RoutingPolicy
 from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.replay_arrivals import Arrivals
 from prefixmesh.sim.replay_cache import BlockCache, Change, unit_blocks

@@ -5,10 +5,11 @@ from functools import partial
 
 import pytest
 
-from prefixmesh.config import EngineConfig, RoutingPolicy
+from prefixmesh.config import EngineConfig
 from prefixmesh.ids import Namespace
 from prefixmesh.router.heat.config import HeatConfig
 from prefixmesh.router.policy import PolicyConfig
+from prefixmesh.router_config import RoutingPolicy
 from prefixmesh.sim.fleet_run import FleetFigures, FleetSpec, SimulatedFleet
 from prefixmesh.sim.simulated_router import Question
 from prefixmesh.sim.timing import H100_8B

@@ -10,10 +10,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from prefixmesh.config import EngineConfig, RouterConfig
+from prefixmesh.config import EngineConfig
 from prefixmesh.errors import InvalidRequestError
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.router.server import RouterServer
+from prefixmesh.router_config import RouterConfig
 from prefixmesh.rpc.channel import open_channel
 from prefixmesh.rpc.status import from_rpc_error
 from prefixmesh.tokens import pack

@@ -15,10 +15,11 @@ import grpc.aio
 import pytest
 
 from prefixmesh import fleet_secret
-from prefixmesh.config import EngineConfig, RouterConfig, WorkerConfig
+from prefixmesh.config import EngineConfig, WorkerConfig
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import inference_pb2_grpc
 from prefixmesh.router.server import RouterServer
+from prefixmesh.router_config import RouterConfig
 from prefixmesh.rpc.channel import open_channel
 from prefixmesh.worker.engine import EngineCore
 from prefixmesh.worker.engine_builder import build_engine

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from prefixmesh.client import AsyncClient
-from prefixmesh.config import EngineConfig, RouterConfig, WorkerConfig
+from prefixmesh.config import EngineConfig, WorkerConfig
 from prefixmesh.errors import InvalidRequestError
 from prefixmesh.fleet_secret import generate
 from prefixmesh.model_files.linear_sizes import LinearSizes
@@ -23,6 +23,7 @@ from prefixmesh.model_files.source import resolve_model
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2 as control
 from prefixmesh.router.server import RouterServer
+from prefixmesh.router_config import RouterConfig
 from prefixmesh.rpc.status import from_rpc_error
 from prefixmesh.tokens import pack, unpack
 from prefixmesh.worker.server import WorkerServer

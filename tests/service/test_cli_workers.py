@@ -14,7 +14,6 @@ from click.testing import CliRunner, Result
 from prefixmesh import fleet_secret
 from prefixmesh.cli.main import main
 from prefixmesh.client import AsyncClient
-from prefixmesh.config import RouterConfig
 from prefixmesh.errors import (
     AccessDeniedError,
     ConfigError,
@@ -27,6 +26,7 @@ from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import router_pb2, router_pb2_grpc, worker_control_pb2
 from prefixmesh.router.server import RouterServer
 from prefixmesh.router.state_file import FileStore
+from prefixmesh.router_config import RouterConfig
 from prefixmesh.rpc.channel import open_channel
 from prefixmesh.rpc.identity import hash_key
 from prefixmesh.rpc.status import from_rpc_error

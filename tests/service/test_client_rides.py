@@ -9,9 +9,10 @@ import pytest
 
 from prefixmesh import fleet_secret
 from prefixmesh.client import AsyncClient, AsyncStream
-from prefixmesh.config import RouterConfig, WorkerConfig
+from prefixmesh.config import WorkerConfig
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.router.server import RouterServer
+from prefixmesh.router_config import RouterConfig
 from prefixmesh.tokens import unpack
 from prefixmesh.worker.server import WorkerServer
 from tests.support.routed_worker import TEXT, scripted_model

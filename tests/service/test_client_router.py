@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 from prefixmesh import fleet_secret
 from prefixmesh.cli.main import main
 from prefixmesh.client import AsyncClient
-from prefixmesh.config import RouterConfig
 from prefixmesh.errors import AccessDeniedError, AuthenticationError
 from prefixmesh.router.server import RouterServer
+from prefixmesh.router_config import RouterConfig
 from tests.support.fake_worker import MODEL, FakeWorker
 from tests.support.router_kit import tiny_model
 from tests.support.servers import eventually

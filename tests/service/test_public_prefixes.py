@@ -15,7 +15,7 @@ from prefixmesh.cache.namespace import Isolation, public_namespace
 from prefixmesh.cache.public import key_fingerprints, public_boundary
 from prefixmesh.cache.radix_cache import RadixCache
 from prefixmesh.cache.tier import Tier
-from prefixmesh.config import EngineConfig, PrefixCacheKind, RouterConfig
+from prefixmesh.config import EngineConfig, PrefixCacheKind
 from prefixmesh.errors import ForgedTicketError
 from prefixmesh.fleet_secret import generate
 from prefixmesh.ids import Incarnation, Namespace, RequestId, TenantId
@@ -24,6 +24,7 @@ from prefixmesh.proto.v1 import router_pb2, router_pb2_grpc
 from prefixmesh.router.pins.wishes import PinVersion
 from prefixmesh.router.public_prefixes import PublicPrefixes
 from prefixmesh.router.server import RouterServer
+from prefixmesh.router_config import RouterConfig
 from prefixmesh.rpc.channel import open_channel
 from prefixmesh.ticket import TICKET_METADATA, Ticket, sign, verify
 from prefixmesh.tokens import pack

@@ -17,11 +17,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from prefixmesh import fleet_secret
 from prefixmesh.cache.ledger import Hits, LedgerRow, Misses
-from prefixmesh.config import RouterConfig, describe
+from prefixmesh.config import describe
 from prefixmesh.errors import ConfigError, UnavailableError
 from prefixmesh.proto.cache_counts import encode_cache_counts
 from prefixmesh.proto.v1 import router_pb2, router_pb2_grpc, worker_control_pb2
 from prefixmesh.router.server import RouterServer
+from prefixmesh.router_config import RouterConfig
 from prefixmesh.rpc.channel import open_channel
 from tests.support.fake_worker import FakeWorker, Script
 from tests.support.router_kit import Router, running_router, tiny_model, token_request

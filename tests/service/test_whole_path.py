@@ -11,10 +11,11 @@ import pytest
 
 from prefixmesh.bench.agreement import FLOAT32_MARGIN
 from prefixmesh.client import AsyncClient
-from prefixmesh.config import EngineConfig, RouterConfig, WorkerConfig
+from prefixmesh.config import EngineConfig, WorkerConfig
 from prefixmesh.fleet_secret import generate
 from prefixmesh.requests import TokenPrompt
 from prefixmesh.router.server import RouterServer
+from prefixmesh.router_config import RouterConfig
 from prefixmesh.tokens import pack
 from prefixmesh.worker.messages import EngineSampling
 from prefixmesh.worker.sampling import margins, sample

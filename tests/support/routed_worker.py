@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from prefixmesh.config import DEFAULT_MAX_WAIT_S, RouterConfig
 from prefixmesh.router.model import RouterModel
 from prefixmesh.router.server import RouterServer
+from prefixmesh.router_config import DEFAULT_MAX_WAIT_S, RouterConfig
 from prefixmesh.rpc.channel import open_channel
 from prefixmesh.text.answer_memory import AnswerMemory
 from prefixmesh.text.prompts import PromptBuilder, text_digest

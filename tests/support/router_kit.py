@@ -10,12 +10,12 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from prefixmesh import fleet_secret
-from prefixmesh.config import RouterConfig
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.proto.v1 import inference_pb2_grpc, router_pb2, router_pb2_grpc
 from prefixmesh.router.model import RouterModel
 from prefixmesh.router.server import RouterServer
+from prefixmesh.router_config import RouterConfig
 from prefixmesh.rpc.channel import open_channel
 from prefixmesh.rpc.status import from_rpc_error
 from prefixmesh.text.answer_memory import AnswerMemory

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from prefixmesh import fleet_secret
 from prefixmesh.client import Answer, AsyncClient
-from prefixmesh.config import EngineConfig, RouterConfig, WorkerConfig
+from prefixmesh.config import EngineConfig, WorkerConfig
 from prefixmesh.router.server import RouterServer
+from prefixmesh.router_config import RouterConfig
 from prefixmesh.sim.fake_engine import ModelIdentity, RealTime, build_fake_engine
 from prefixmesh.sim.timing import TimingModel
 from prefixmesh.worker.in_process_engine import InProcessEngine

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prefixmesh.config import is_address
+from prefixmesh.addresses import is_address
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 
 from prefixmesh.cache.fingerprint import block_fingerprints
 from prefixmesh.cache.tier import Tier
-from prefixmesh.config import RoutingPolicy
 from prefixmesh.ids import Fingerprint, Namespace
 from prefixmesh.router.policy import PolicyConfig
+from prefixmesh.router_config import RoutingPolicy
 from prefixmesh.tokens import pack
 from tests.support.column_fleet import PREFILL_MS
 from tests.support.column_traffic import ColumnTraffic

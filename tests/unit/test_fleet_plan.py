@@ -2,9 +2,10 @@
 
 import pytest
 
-from prefixmesh.config import EngineConfig, RouterConfig
+from prefixmesh.config import EngineConfig
 from prefixmesh.errors import ConfigError
 from prefixmesh.fleet.plan import ClusterView, FleetRequest, NodeView, plan_fleet
+from prefixmesh.router_config import RouterConfig
 
 LAPTOP = ClusterView(nodes=(NodeView(cpus=8, gpus=0),))
 GPU_BOX = ClusterView(nodes=(NodeView(cpus=16, gpus=4),))

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from prefixmesh.config import EngineConfig, RouterConfig
+from prefixmesh.config import EngineConfig
 from prefixmesh.errors import ConfigError
 from prefixmesh.fleet.plan import FleetRequest
 from prefixmesh.fleet.precheck import check_adapters, check_request
+from prefixmesh.router_config import RouterConfig
 from prefixmesh.rpc.identity import hash_key, new_key
 from tests.support.tiny_model import make_tiny_model
 

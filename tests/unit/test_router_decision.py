@@ -8,7 +8,6 @@ import pytest
 
 from prefixmesh.cache.fingerprint import block_fingerprints
 from prefixmesh.cache.tier import Tier
-from prefixmesh.config import RoutingPolicy
 from prefixmesh.ids import Namespace
 from prefixmesh.router.block_index import BlockIndex
 from prefixmesh.router.cost import Demand
@@ -16,6 +15,7 @@ from prefixmesh.router.decision import decide, explain
 from prefixmesh.router.fleet_columns import FleetColumns
 from prefixmesh.router.matched_tokens import MatchedTokens, SlotRows
 from prefixmesh.router.policy import TIE_SHARE, PolicyConfig
+from prefixmesh.router_config import RoutingPolicy
 from prefixmesh.tokens import pack
 from tests.support.column_fleet import COST, PREFILL_MS, Worker, add_row, burst, column_fleet
 

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from prefixmesh.config import RouterConfig
 from prefixmesh.errors import ConfigError, OverloadedError
 from prefixmesh.router.overload import (
     BACKGROUND_SHARE,
@@ -23,6 +22,7 @@ from prefixmesh.router.overload import (
 from prefixmesh.router.policy import PolicyConfig
 from prefixmesh.router.routing import GATHER_S, RouterCore
 from prefixmesh.router.worker_identity import Rates
+from prefixmesh.router_config import RouterConfig
 from tests.support.simulated_fleet import (
     NOW,
     ToldCache,

@@ -6,13 +6,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from prefixmesh.config import RoutingPolicy
 from prefixmesh.router.block_index import Matches
 from prefixmesh.router.cost import Demand
 from prefixmesh.router.decision import decide
 from prefixmesh.router.fleet_columns import FleetColumns
 from prefixmesh.router.matched_tokens import SlotRows
 from prefixmesh.router.policy import HASH_LOAD_FACTOR, PICKS, PolicyConfig, prefix_key
+from prefixmesh.router_config import RoutingPolicy
 from tests.support.column_fleet import ColumnFleet, Worker, add_row, column_fleet
 
 RNG_DRAWS = 400

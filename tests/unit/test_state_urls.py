@@ -4,10 +4,11 @@ import click
 import pytest
 
 from prefixmesh.cli.up import up
-from prefixmesh.config import RouterConfig, check_state_url, without_password
 from prefixmesh.errors import ConfigError
 from prefixmesh.router.__main__ import main as router
 from prefixmesh.router.open_state import open_store
+from prefixmesh.router_config import RouterConfig
+from prefixmesh.state_url import check_state_url, without_password
 
 SECRET = "s3cret"
 

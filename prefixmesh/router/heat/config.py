@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from prefixmesh.config import DEFAULT_HEAT_MAX_PREFIXES, DEFAULT_HEAT_MAX_TOKENS
+from prefixmesh.router_config import DEFAULT_HEAT_MAX_PREFIXES, DEFAULT_HEAT_MAX_TOKENS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

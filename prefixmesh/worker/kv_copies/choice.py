@@ -6,7 +6,7 @@ A router names sources by what it believes; here that is weighed again, by what 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from prefixmesh.config import is_address
+from prefixmesh.addresses import is_address
 from prefixmesh.ids import Incarnation
 from prefixmesh.kv_source import KvSource
 from prefixmesh.worker.engine_stats import Stats
