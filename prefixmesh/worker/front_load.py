@@ -1,8 +1,8 @@
 """The load of a worker as its front knows it: who waits, who runs, and what is still to be computed. Pure.
 
 The engine tells its own figures between two steps, which may be seconds ago. The front sees every request come and go, so the counts are
-its own; of the tokens that are to be computed it knows only what the engine told last, and adds what was submitted since: its tokens,
-less the share that the cache has usually had.
+its own; of the tokens that are to be computed it knows only what the engine told last, and adds what was submitted since and is not
+computed yet: its tokens, less what was found cached, or before that is known the share that the cache has usually had.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,6 +34,8 @@ class FrontLoad:
         self._submitted = 0.0
         """Tokens to compute of everything that was ever submitted, as far as they were known beforehand."""
 
+        # Those whose first token has not come, in the order of their submission.
+        self._to_compute: dict[LoadPlace, None] = {}
         self._uncached_share = 1.0
         self._context = 0.0
         """Mean of ``a + b`` over those tokens, each of a prompt that has the ones from ``a`` to ``b`` to compute."""
@@ -59,25 +61,41 @@ class FrontLoad:
         return self._submitted
 
     def uncached_tokens(self, told: int, mark: float) -> int:
-        """Tokens to compute, where the engine has told of ``told`` and knew what was submitted up to ``mark``. O(1)."""
-        return round(told + self._submitted - mark) if self.running or self.queued else 0
+        """Tokens to compute, where the engine has told of ``told`` and knew what was submitted up to ``mark``. What has come and is
+        computed since is neither. O(submitted since)."""
+        return round(told + self._since(mark)) if self.running or self.queued else 0
 
     def uncached_squares(self, told: int, mark: float) -> int:
-        """The sum of ``b**2 - a**2`` over the same, alike; of what was submitted since, by the mean of all that was lately. O(1)."""
-        since = (self._submitted - mark) * self._context
-        return round(told + since) if self.running or self.queued else 0
+        """The sum of ``b**2 - a**2`` over the same, alike; of what was submitted since, by the mean of all that was lately."""
+        return round(told + self._since(mark) * self._context) if self.running or self.queued else 0
 
-    def count_submit(self, tokens: int) -> None:
+    def count_submit(self, place: "LoadPlace", tokens: int) -> None:
         """A prompt of so many tokens goes to the engine."""
-        self._submitted += tokens * self._uncached_share
+        place.uncached_tokens = tokens * self._uncached_share
+        self._submitted += place.uncached_tokens
+        place.mark = self._submitted
+        self._to_compute[place] = None
         context = tokens * (2.0 - self._uncached_share)
         self._context += (SHARE_WEIGHT if self._context else 1.0) * (context - self._context)
         self.on_change()
+
+    def count_computed(self, place: "LoadPlace") -> None:
+        """A prompt's first token has come, or it is wanted no more. O(1)."""
+        self._to_compute.pop(place, None)
 
     def learn_share(self, prompt_tokens: int, cached_tokens: int) -> None:
         """A prompt was found to be cached so far."""
         share = 1.0 - cached_tokens / max(prompt_tokens, 1)
         self._uncached_share += SHARE_WEIGHT * (share - self._uncached_share)
+
+    def _since(self, mark: float) -> float:
+        """Tokens to compute of what was submitted after a mark."""
+        since = 0.0
+        for place in reversed(self._to_compute):
+            if place.mark <= mark:
+                break
+            since += place.uncached_tokens
+        return since
 
 
 class LoadPlace:
@@ -91,11 +109,16 @@ class LoadPlace:
         self._left = branches
         self._prompt_tokens: int | None = None
         self._is_prefilled = False
+        self.mark = 0.0
+        """The moment right after its submission (``FrontLoad.mark``)."""
+
+        self.uncached_tokens = 0.0
+        """To compute of its prompt: as expected, and once the engine has begun with it as found."""
 
     def submitted(self, prompt_tokens: int) -> None:
         """The call goes to the engine."""
         self._prompt_tokens = prompt_tokens
-        self._load.count_submit(prompt_tokens)
+        self._load.count_submit(self, prompt_tokens)
 
     def on_event(self, branch: int, event: Admitted | TokensOut | Ended | Refused) -> None:
         """Take note of what the engine says of a branch. O(1)."""
@@ -117,6 +140,7 @@ class LoadPlace:
         if self._prompt_tokens is not None:
             # The first alone: what the others find, it has computed.
             self._load.learn_share(self._prompt_tokens, cached_tokens)
+            self.uncached_tokens = float(self._prompt_tokens - cached_tokens)
             self._prompt_tokens = None
         self._load.on_change()
 
@@ -124,6 +148,7 @@ class LoadPlace:
         """A token was computed; the first tells that the prompt was."""
         if not self._is_prefilled:
             self._is_prefilled = True
+            self._load.count_computed(self)
             self._load.requests.prefilled(self._router_id, self._request_id)
             self._load.on_change()
 
@@ -138,6 +163,7 @@ class LoadPlace:
             self._load.queued -= 1
         self._left -= 1
         if not self._left:
+            self._load.count_computed(self)
             self._load.requests.ended(self._router_id, self._request_id)
         self._load.on_change()
 

@@ -81,6 +81,25 @@ def test_what_was_submitted_after_the_engines_figures_is_added_to_them() -> None
         assert load.uncached_tokens(130, load.mark()) == 130
 
 
+def test_what_has_come_and_is_computed_since_the_engines_figures_is_no_work_any_more() -> None:
+    """Else a worker that answers ten short requests one after the other between two figures would seem to have ten of them before it."""
+    load = FrontLoad()
+    mark = load.mark()
+    for _ in range(10):
+        with load.enter("r", A, 1) as place:
+            place.submitted(100)
+            place.on_event(0, admitted())
+            place.on_event(0, token())
+    with load.enter("r", A, 1) as running, load.enter("r", B, 1) as waits:
+        running.submitted(100)
+        running.on_event(0, admitted())
+        running.on_event(0, token())
+        waits.submitted(70)
+        assert load.uncached_tokens(0, mark) == 70
+        waits.on_event(0, Admitted(request_id="b", cached_tokens=30, queued_ms=0.0))
+        assert load.uncached_tokens(0, mark) == 40, "as found, and not as expected"
+
+
 @pytest.mark.parametrize(("host", "disk"), [(0, 0), (800, 0), (500, 400)])
 def test_new_prompts_are_expected_to_be_cached_as_those_before_them_were(host: int, disk: int) -> None:
     """On whatever tier: what is loaded back is not to be computed."""
