@@ -27,8 +27,9 @@ from prefixmesh.router.worker_identity import Expected, Rates, WorkerFacts
 from prefixmesh.router.worker_view import Need
 from prefixmesh.sim.kernel import Simulation, Timer
 from prefixmesh.sim.replay_cache import Change
+from prefixmesh.sim.replay_job import Job
 from prefixmesh.sim.replay_routers import ReplayRouter
-from prefixmesh.sim.replay_worker import Job, ReplayWorker
+from prefixmesh.sim.replay_worker import ReplayWorker
 from prefixmesh.sim.timing import TimingModel
 from prefixmesh.worker_report import PagePool, WorkerReport
 

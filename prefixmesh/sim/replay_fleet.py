@@ -13,10 +13,11 @@ from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.replay_arrivals import Arrivals
 from prefixmesh.sim.replay_cache import BlockCache, Change, unit_blocks
 from prefixmesh.sim.replay_core import CoreRouter, SeveralRouters
+from prefixmesh.sim.replay_job import Job
 from prefixmesh.sim.replay_log import ReplayLog
 from prefixmesh.sim.replay_routers import ReplayRouter, RuleRouter
 from prefixmesh.sim.replay_spec import CEILINGS, ReplaySpec
-from prefixmesh.sim.replay_worker import Job, ReplayWorker
+from prefixmesh.sim.replay_worker import ReplayWorker
 from prefixmesh.sim.rivals.backlog import backlog
 from prefixmesh.sim.rivals.catalogue import RULES
 from prefixmesh.sim.workload import Workload, WorkloadRequest

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from prefixmesh.sim.replay_worker import Job
+from prefixmesh.sim.replay_job import Job
 
 Column = npt.NDArray[np.float64]
 

@@ -8,7 +8,8 @@ from random import Random
 from typing import Protocol
 
 from prefixmesh.sim.replay_cache import Change
-from prefixmesh.sim.replay_worker import Job, Listener, ReplayWorker
+from prefixmesh.sim.replay_job import Job, Listener
+from prefixmesh.sim.replay_worker import ReplayWorker
 from prefixmesh.sim.rivals.view import RivalView, Rule
 
 

@@ -7,7 +7,8 @@ import pytest
 from prefixmesh.ids import Fingerprint
 from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.replay_cache import BlockCache, Change
-from prefixmesh.sim.replay_worker import Job, ReplayWorker
+from prefixmesh.sim.replay_job import Job
+from prefixmesh.sim.replay_worker import ReplayWorker
 from prefixmesh.sim.timing import TimingModel
 from prefixmesh.sim.workload import WorkloadRequest
 
