@@ -66,6 +66,11 @@ DEFAULT_POLICIES: Final = ("cost", "match_gate", "block_cost", "weighted_scores"
 @click.option(
     "--max-running", type=int, default=0, help="Most requests in a worker's batch; 0: as many as fit."
 )
+@click.option(
+    "--cascade/--no-cascade",
+    default=False,
+    help="Read KV that several who decode share once a step, as the engine does, or for each.  [default: for each]",
+)
 @click.option("--slo-ttft-ms", type=float, help="Objective that goodput counts by: the first token, at most.")
 @click.option("--slo-tpot-ms", type=float, help="The same of the time from token to token.")
 @click.option(
@@ -115,6 +120,7 @@ def replay(
 
     TRACE is a file in the Mooncake format, one that `prefixmesh traces make` wrote, or the name of a workload.
     """
+    from prefixmesh.sim.replay_cascade import cascade_min_reads
     from prefixmesh.sim.replay_figures import Objective
     from prefixmesh.sim.replay_profiles import read_profile
     from prefixmesh.sim.replay_spec import POLICIES, ReplaySpec
@@ -134,6 +140,7 @@ def replay(
     speeds = read_profile(profile)
     objective = Objective(**{name: value for name, value in given.items() if value is not None})
     fleet |= {"timing": speeds.timing, "seed": seed, "objective": objective, **weight}
+    fleet["cascade_min_reads"] = cascade_min_reads(speeds.kv_heads)
     kinds: Sequence[Any] = tuple(dict.fromkeys(kind.strip() for kind in caches.split(",")))
     specs = [ReplaySpec(cache=kind, **fleet) for kind in kinds]
     workload = read_trace_or_workload(trace, seed, made | {"concurrent": _customers(trace, specs[0])})

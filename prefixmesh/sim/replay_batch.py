@@ -1,6 +1,7 @@
 """Who is computed on a worker of a replay, and how long its steps are: prompts by chunks, and beside them all who decode. Pure.
 
-A step takes what ``TimingModel`` says for the prompts' tokens in it, at most a chunk of them, and for all who decode. Steps in which nothing
+A step takes what ``TimingModel`` says for the prompts' tokens in it, at most a chunk of them, and for all who decode: for all of their KV, or
+what several share of it once, where the worker has a cascade (``replay_cascade``). Steps in which nothing
 begins or ends are passed over at once: between two such moments they are equally long but for the KV that grows, which is counted anew at
 each::
 
@@ -13,6 +14,7 @@ import heapq
 import math
 from typing import NamedTuple
 
+from prefixmesh.sim.replay_cascade import SharedReads
 from prefixmesh.sim.replay_job import Job
 from prefixmesh.sim.timing import TimingModel
 
@@ -44,8 +46,10 @@ class _Decoding(NamedTuple):
 class ReplayBatch:
     """See the module. ``part`` is always the share that is over of the steps that are being made."""
 
-    def __init__(self, timing: TimingModel, chunk_tokens: int) -> None:
+    def __init__(self, timing: TimingModel, chunk_tokens: int, shared: SharedReads | None = None) -> None:
+        """``shared``: None reads everybody's KV for itself."""
         self._timing = timing
+        self._shared = shared
         self._chunk_tokens = chunk_tokens
         self._prefills: list[_Prefill] = []
         self._decoding: list[_Decoding] = []
@@ -87,7 +91,8 @@ class ReplayBatch:
 
     def decode_step_ms(self, part: float) -> float:
         """How long a step without prefill is now."""
-        return self._timing.decode_step_ms(len(self._decoding), int(self.decode_tokens(part)))
+        read = int(self.decode_tokens(part)) - self._read_once
+        return self._timing.decode_step_ms(len(self._decoding), read)
 
     # What the next steps are.
 
@@ -121,7 +126,7 @@ class ReplayBatch:
         self.steps = int(steps)
         # Steps are as long as the one in the middle: KV grows by a token each.
         tokens = self._kv_base + len(decoding) * self._step
-        tokens += (len(decoding) * (self.steps - 1)) // 2
+        tokens += (len(decoding) * (self.steps - 1)) // 2 - self._read_once
         self.step_ms = self._timing.decode_step_ms(len(decoding), tokens) + prefill_ms
 
     def _equal_chunks(self) -> int:
@@ -161,6 +166,8 @@ class ReplayBatch:
             return False
         heapq.heappush(self._decoding, _Decoding(last_step, job.number, job, self._step))
         self._kv_base += request.input_length - self._step
+        if self._shared is not None:
+            self._shared.add(job)
         return True
 
     def take_ended(self) -> Job | None:
@@ -169,7 +176,14 @@ class ReplayBatch:
             return None
         decoding = heapq.heappop(self._decoding)
         self._kv_base -= decoding.job.request.input_length - decoding.first_step
+        if self._shared is not None:
+            self._shared.remove(decoding.job)
         return decoding.job
+
+    @property
+    def _read_once(self) -> int:
+        """Tokens of KV of those who decode that are read with another's."""
+        return 0 if self._shared is None else self._shared.saved_tokens
 
     def _left(self, one: _Prefill, part: float) -> float:
         # Who is done at this very moment has nothing left, and not the billionth of a token that sums of floats leave.

@@ -113,7 +113,7 @@ class BlockCache:
     def use(self, names: Sequence[Fingerprint]) -> list[Change]:
         """All blocks of a prompt are used now, by nobody who runs: those that are not there come, and the oldest go for them. For caches in
         which nothing is locked. O(names)."""
-        names = self._whole(names)
+        names = self.whole(names)
         changes = self._host.use(names)
         kept, names = self._kept, names[: self.total_blocks]
         known = self._known(names)
@@ -142,7 +142,7 @@ class BlockCache:
     def leave(self, names: Sequence[Fingerprint], locked: int) -> tuple[int, list[Change]]:
         """A running request has computed a chain, the first ``locked`` of which it has locked: what was its own of the rest is there for
         all, and locked by it. How many of the chain it has locked now, and what that changed. O(names)."""
-        names = self._whole(names)
+        names = self.whole(names)
         rest = names[locked:]
         if not rest:
             return locked, []
@@ -166,6 +166,13 @@ class BlockCache:
                 kept[name] = None
         self._private -= private_blocks
 
+    def whole(self, names: Sequence[Fingerprint]) -> Sequence[Fingerprint]:
+        """What of a chain a cache of this kind keeps for others: all, what fills its own blocks, or nothing. O(1) or O(names)."""
+        if not self._keeps:
+            return ()
+        rest = len(names) % self._unit
+        return names[: len(names) - rest] if rest else names
+
     def state(self, tier: Tier) -> TierState:
         """Count and XOR of the names on a tier that are told of. O(1)."""
         return (self._host.told if tier is Tier.HOST else self._told).state()
@@ -173,12 +180,6 @@ class BlockCache:
     def names(self) -> Sequence[Fingerprint]:
         """All that is on the device. O(blocks)."""
         return [*self._kept, *self._locks]
-
-    def _whole(self, names: Sequence[Fingerprint]) -> Sequence[Fingerprint]:
-        if not self._keeps:
-            return ()
-        rest = len(names) % self._unit
-        return names[: len(names) - rest] if rest else names
 
     def _known(self, names: Sequence[Fingerprint]) -> int:
         kept, locks = self._kept, self._locks

@@ -12,6 +12,7 @@ from prefixmesh.router_config import RoutingPolicy
 from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.replay_arrivals import Arrivals
 from prefixmesh.sim.replay_cache import BlockCache, Change, unit_blocks
+from prefixmesh.sim.replay_cascade import SharedReads
 from prefixmesh.sim.replay_core import CoreRouter, SeveralRouters
 from prefixmesh.sim.replay_job import Job
 from prefixmesh.sim.replay_log import ReplayLog
@@ -21,6 +22,7 @@ from prefixmesh.sim.replay_worker import ReplayWorker
 from prefixmesh.sim.rivals.backlog import backlog
 from prefixmesh.sim.rivals.catalogue import RULES
 from prefixmesh.sim.workload import Workload, WorkloadRequest
+from prefixmesh.worker.cascade_plan import CascadeRule
 
 ROUTED_BLOCK_TOKENS: Final = 64
 """Routers know blocks of so many tokens, as the real ones do, or those of a workload with larger ones."""
@@ -123,6 +125,7 @@ class Fleet:
                 chunk_tokens=spec.chunk_tokens,
                 max_running=spec.max_running,
                 at_once=is_ceiling or spec.at_once,
+                shared=self._make_shared(),
             )
             for place, cache in enumerate(caches)
         ]
@@ -136,6 +139,10 @@ class Fleet:
             unit=self._unit,
             told_every=self._routed_every,
         )
+
+    def _make_shared(self) -> SharedReads | None:
+        spec = self._spec
+        return SharedReads(self._block_size, CascadeRule(spec.cascade_min_reads)) if spec.cascade else None
 
     def _make_router(self, policy: str) -> ReplayRouter:
         spec = self._spec

@@ -49,7 +49,8 @@ class Job:
         """To be computed: expected until it begins."""
 
         self.locked: Sequence[Fingerprint] = ()
-        """Blocks that it uses and shares, and the number of those that only it has, while it runs."""
+        """Blocks that it uses and shares, and the number of those that only it has, while it runs. Where caches change as requests are sent
+        nothing is really locked."""
 
         self.private_blocks = 0
 

@@ -16,12 +16,21 @@ import msgspec
 from prefixmesh.errors import ConfigError
 from prefixmesh.sim.timing import H100_8B, H100X2_70B, TimingModel
 
+MAX_KV_HEADS: Final = 1024
+"""More than any model has."""
+
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """A timing model and where it is from."""
 
     source: str
     timing: TimingModel
+    kv_heads: int = 8
+    """Of the model, on each card: from how many shared tokens on a cascade pays (``replay_cascade``)."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.kv_heads <= MAX_KV_HEADS:
+            raise ConfigError(f"kv_heads must be from 1 to {MAX_KV_HEADS}, got {self.kv_heads}")
 
 
 _ROOFLINE: Final = (
@@ -57,11 +66,16 @@ DRAIN_8: Final = TimingModel(step_ms=0.0, prefill_ms_per_token=0.125)
 
 PROFILES: Final[Mapping[str, Profile]] = {
     "h100-8b": Profile(source=f"8 billion parameters on one H100, {_ROOFLINE}", timing=H100_8B),
-    "h100x2-70b": Profile(source=f"70 billion parameters on two H100, {_ROOFLINE}", timing=H100X2_70B),
-    "h100x8-70b": Profile(source=f"70 billion parameters on eight H100, {_ROOFLINE}", timing=H100X8_70B),
+    "h100x2-70b": Profile(
+        source=f"70 billion parameters on two H100, {_ROOFLINE}", timing=H100X2_70B, kv_heads=4
+    ),
+    "h100x8-70b": Profile(
+        source=f"70 billion parameters on eight H100, {_ROOFLINE}", timing=H100X8_70B, kv_heads=1
+    ),
     "cpu-smollm2": Profile(
         source="SmolLM2-135M on two cores alone, four steps measured (docs/engine.md); one's own: bench serve --calibrate",
         timing=CPU_SMOLLM2,
+        kv_heads=3,
     ),
     "drain-8": Profile(
         source="8 prompt tokens a millisecond, answers in no time: a yardstick", timing=DRAIN_8

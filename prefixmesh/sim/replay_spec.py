@@ -7,6 +7,7 @@ from typing import Final
 from prefixmesh.errors import ConfigError
 from prefixmesh.router.policy import PICKS, PolicyConfig
 from prefixmesh.sim.replay_cache import CACHE_KINDS, CacheKind
+from prefixmesh.sim.replay_cascade import cascade_min_reads
 from prefixmesh.sim.replay_figures import NO_OBJECTIVE, Objective
 from prefixmesh.sim.rivals.catalogue import RULES
 from prefixmesh.sim.timing import H100X2_70B, TimingModel
@@ -54,6 +55,12 @@ class ReplaySpec:
     max_running: int = 0
     """Most requests that a worker computes at a time; 0: as many as have room."""
 
+    cascade: bool = False
+    """Whether KV that several who decode share is read once a step (``replay_cascade``), as the engine does, or for each of them."""
+
+    cascade_min_reads: int = cascade_min_reads(8)
+    """Sequences times shared tokens from which on it is."""
+
     speed: float = 1.0
     """How many times faster than in the workload requests arrive. Pauses stay."""
 
@@ -82,6 +89,7 @@ class ReplaySpec:
             ("chunk_tokens", 1, MAX_TOKENS),
             ("max_running", 0, MAX_CONCURRENCY),
             ("concurrency", 0, MAX_CONCURRENCY),
+            ("cascade_min_reads", 1, MAX_TOKENS),
         ):
             value = getattr(self, name)
             if not least <= value <= most:

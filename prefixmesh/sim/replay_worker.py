@@ -20,6 +20,7 @@ from prefixmesh.ids import Fingerprint
 from prefixmesh.sim.kernel import Simulation, Timer
 from prefixmesh.sim.replay_batch import ReplayBatch, squares
 from prefixmesh.sim.replay_cache import BlockCache, Change, Held
+from prefixmesh.sim.replay_cascade import SharedReads
 from prefixmesh.sim.replay_job import Job, Listener
 from prefixmesh.sim.timing import TimingModel
 from prefixmesh.sim.workload import WorkloadRequest
@@ -28,7 +29,8 @@ _MS_PER_S: Final = 1e3
 
 
 class ReplayWorker:
-    """See the module. ``at_once``: see ``ReplaySpec.at_once``; requests that run take no room then. ``max_running``: 0 is any number."""
+    """See the module. ``at_once``: see ``ReplaySpec.at_once``; requests that run take no room then. ``max_running``: 0 is any number.
+    ``shared``: see ``ReplayBatch``."""
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class ReplayWorker:
         chunk_tokens: int,
         max_running: int = 0,
         at_once: bool = False,
+        shared: SharedReads | None = None,
     ) -> None:
         self.place = place
         self.cache = cache
@@ -53,7 +56,7 @@ class ReplayWorker:
         self._at_once = at_once
         self._queue: deque[Job] = deque()
         self._coming: Counter[Fingerprint] = Counter()
-        self._batch = ReplayBatch(timing, chunk_tokens)
+        self._batch = ReplayBatch(timing, chunk_tokens, shared)
         # When the steps that are being made began, and what comes when they are over.
         self._since = sim.now
         self._timer: Timer | None = None
@@ -112,6 +115,7 @@ class ReplayWorker:
         if self._at_once:
             self._count(job, self.cache.held(job.names))
             self._tell(self.cache.use(job.names))
+            job.locked = self.cache.whole(job.names)
         else:
             held = self.held(job.names)
             job.uncached_tokens = request.input_length - self._tokens(held.total, request)

@@ -4,6 +4,7 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -29,6 +30,13 @@ def figures(*arguments: str | Path) -> dict[str, dict[str, float]]:
     for one in policies.values():
         del one["decision_us"]  # this machine's time, which is another in each run
     return policies
+
+
+def page_of(*arguments: str | Path) -> dict[str, Any]:
+    result = run("replay", SAMPLE, "--policy", "round_robin", "--json", *arguments)
+    assert result.exit_code == 0, result.output
+    value: dict[str, Any] = json.loads(result.stdout)
+    return value
 
 
 def test_policies_are_compared_in_a_table() -> None:
@@ -77,6 +85,11 @@ def test_every_flag_of_the_fleet_changes_what_comes_of_it() -> None:
     )
     again = ("--policy", "round_robin", "--workers", "1")
     assert figures(*again, "--at-once")["round_robin"] != figures(*again)["round_robin"]
+    assert page_of("--cascade")["fleet"]["cascade"] is True
+    assert (
+        page_of("--profile", "h100x8-70b")["fleet"]["cascade_min_reads"]
+        == 8 * page_of()["fleet"]["cascade_min_reads"]
+    )
     assert figures("--policy", "random", "--seed", "3") != figures("--policy", "random")
     assert figures("--policy", "cost", "--spill-weight", "1.85")["cost"] == base
 
