@@ -71,7 +71,10 @@ class ServeFigures:
     """Of all that were sent; errors met no objective."""
 
     max_over_mean: float
-    """Of the prompt tokens that each worker answered for, over ``workers`` or as many as were said to be there."""
+    """Of ``prompt_tokens_by_worker``."""
+
+    prompt_tokens_by_worker: tuple[int, ...]
+    """That each answered for, by their names in order; then a 0 for each that was said to be there and answered nothing."""
 
     lasted_s: float
     interruptions: int
@@ -97,8 +100,10 @@ class ServeFigures:
             "peer_share": self.peer_share,
             "max_over_mean": self.max_over_mean,
             "work_max_over_mean": None,
-            "ttft_ms": self.ttft_ms._asdict(),
-            "token_ms": self.token_ms._asdict(),
+            "prompt_tokens_by_worker": list(self.prompt_tokens_by_worker),
+            "work_ms_by_worker": None,
+            "ttft_ms": self.ttft_ms.as_json(),
+            "token_ms": self.token_ms.as_json(),
             "tokens_per_s": self.output_tokens / seconds,
             "prompt_tokens_per_s": self.prompt_tokens / seconds,
             "goodput_share": self.goodput_share,
@@ -122,7 +127,7 @@ def figures_of(served: Sequence[Served], objective: Objective, workers: int = 0)
         tier: sum(getattr(one.cached, tier) for one in well) / prompt_tokens if prompt_tokens else 0.0
         for tier in ("device", "host", "disk", "peer")
     }
-    count = max(workers, len(by_worker))
+    sent = (*(by_worker[name] for name in sorted(by_worker)), *(workers - len(by_worker)) * (0,))
     good = sum(_is_good(one, objective) for one in well)
     return ServeFigures(
         requests=len(served),
@@ -135,7 +140,8 @@ def figures_of(served: Sequence[Served], objective: Objective, workers: int = 0)
         ttft_ms=Percentiles.of([one.ttft_ms for one in well if one.ttft_ms is not None]),
         token_ms=Percentiles.of([one.token_ms for one in well if one.token_ms is not None]),
         goodput_share=good / len(served) if served else 0.0,
-        max_over_mean=max(by_worker.values()) * count / prompt_tokens if prompt_tokens else 1.0,
+        max_over_mean=max(sent) * len(sent) / prompt_tokens if prompt_tokens else 1.0,
+        prompt_tokens_by_worker=sent,
         lasted_s=max(one.ended_s for one in served) - min(one.arrived_s for one in served) if served else 0.0,
         interruptions=sum(one.interruptions for one in well),
     )

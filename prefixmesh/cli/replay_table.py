@@ -9,16 +9,25 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 if TYPE_CHECKING:
-    from prefixmesh.bench.replay_report import Page
+    from prefixmesh.bench.replay_report import Column, Page
     from prefixmesh.sim.replay_figures import ReplayFigures
     from prefixmesh.sim.replay_spec import ReplaySpec
     from prefixmesh.sim.workload import Workload
 
-LEGEND: Final = """
+UNKNOWN: Final = "–"
+"""Of what there is none: times from token to token where answers have one, decisions of a rule that is not ours."""
+
+_MEANINGS: Final = """copies: on how many workers a block is that is on any. good: requests that met the objective, and how many of
+them a second. decision: median of this machine's time for one of our router's. The block-level form: what it leaves out is told in
+docs/replay.md."""
+
+LEGEND: Final = f"""
 cached, host: share of all prompt tokens that were found cached, and that came back from the host tier. ttft: from arrival to first token.
-token: from one token of an answer to its next. load, work: the most prompt tokens, and the most work, of a worker by the mean. copies: on how
-many workers a block is that is on any. good: requests that met the objective, and how many of them a second. decision: median of this
-machine's time for one of our router's. The block-level form: what it leaves out is told in docs/benchmarks.md."""
+token: from one token of an answer to its next. load, work: the most prompt tokens, and the most work, of a worker by the mean.
+{_MEANINGS}"""
+
+PAGE_LEGEND: Final = f"""cached: share of all prompt tokens that were found cached, on either tier. first token: from arrival. token to token:
+the mean of each answer. most by mean: the most prompt tokens, and the most work, of a worker by the mean one's. {_MEANINGS}"""
 
 
 class Title(NamedTuple):
@@ -45,22 +54,34 @@ def as_page(title: Title, found: Mapping[str, "ReplayFigures"]) -> "Page":
 
     rows = [_row(name, figures, title.spec) for name, figures in found.items()]
     command = shlex.join(("prefixmesh", *sys.argv[1:]))
-    return Page(f"Replay: {title.workload.name}", about(title), _columns(title.spec), rows, LEGEND, command)
+    return Page(
+        f"Replay: {title.workload.name}", _parts(title), _page_columns(title.spec), rows, PAGE_LEGEND, command
+    )
 
 
 def about(title: Title) -> str:
     """What was replayed on what, in a line."""
+    parts = [what if word != "objective" else f"objective: {what}" for word, what in _parts(title)]
+    return f"{title.workload.name}: {'; '.join(parts)}"
+
+
+def _parts(title: Title) -> list[tuple[str, str]]:
+    """The same, each with a word for it."""
     workload, spec = title.workload, title.spec
     way = (
         f"{spec.concurrency:,} conversations at a time"
         if spec.concurrency
         else f"at its times, speed {spec.speed:g}"
     )
-    return (
-        f"{workload.name}: {len(workload.requests):,} requests, {workload.prompt_tokens:,} prompt tokens in blocks of "
-        f"{workload.block_size}, {way}; {spec.workers:,} workers of {spec.device_tokens:,} tokens on the device and "
-        f"{spec.host_tokens:,} on the host; {title.profile} ({title.profile_source}){_objective(spec)}"
-    )
+    requests = f"{len(workload.requests):,} requests, {workload.prompt_tokens:,} prompt tokens in blocks of {workload.block_size}, {way}"
+    fleet = f"{spec.workers:,} workers of {spec.device_tokens:,} tokens on the device and {spec.host_tokens:,} on the host"
+    objective = _objective(spec)
+    return [
+        ("requests", requests),
+        ("fleet", fleet),
+        ("profile", f"{title.profile} ({title.profile_source})"),
+        *([("objective", objective)] if objective else []),
+    ]
 
 
 def as_object(title: Title, found: Mapping[str, "ReplayFigures"]) -> dict[str, Any]:
@@ -91,6 +112,27 @@ def _columns(spec: "ReplaySpec") -> Sequence[str]:
     return (*columns, "tokens/s", "load", "work", "copies", *goodput, "decision")
 
 
+def _page_columns(spec: "ReplaySpec") -> "Sequence[Column]":
+    """The same for a page, where there is room to say more."""
+    from prefixmesh.bench.replay_report import Column
+
+    ttft, token, load = "first token, ms", "token to token, ms", "most by mean"
+    goodput = (Column("share", "goodput"), Column("a second", "goodput")) if _has_objective(spec) else ()
+    return (
+        Column("policy"),
+        Column("cached", "of prompt tokens"),
+        Column("from host", "of prompt tokens"),
+        *(Column(name, ttft) for name in ("median", "90 %", "99 %")),
+        *(Column(name, token) for name in ("median", "99 %")),
+        Column("tokens/s"),
+        Column("tokens", load),
+        Column("work", load),
+        Column("copies"),
+        *goodput,
+        Column("decision"),
+    )
+
+
 def _row(name: str, figures: "ReplayFigures", spec: "ReplaySpec") -> Sequence[str]:
     ttft, token = figures.ttft_ms, figures.token_ms
     goodput = (
@@ -100,17 +142,14 @@ def _row(name: str, figures: "ReplayFigures", spec: "ReplaySpec") -> Sequence[st
         name,
         f"{figures.cached_share:.2%}",
         f"{figures.host_share:.2%}",
-        f"{ttft.p50:,.0f}",
-        f"{ttft.p90:,.0f}",
-        f"{ttft.p99:,.0f}",
-        f"{token.p50:,.1f}",
-        f"{token.p99:,.1f}",
+        *(f"{value:,.0f}" for value in ttft),
+        *(f"{value:,.1f}" if token.is_known else UNKNOWN for value in (token.p50, token.p99)),
         f"{figures.tokens_per_s:,.0f}",
         f"{figures.max_over_mean:.2f}",
         f"{figures.work_max_over_mean:.2f}",
         f"{figures.copies:.2f}",
         *goodput,
-        "" if figures.decision_us is None else f"{figures.decision_us.p50:,.0f} µs",
+        UNKNOWN if figures.decision_us is None else f"{figures.decision_us.p50:,.0f} µs",
     )
 
 
@@ -124,4 +163,4 @@ def _objective(spec: "ReplaySpec") -> str:
         for what, milliseconds in zip(("the first token", "each token"), spec.objective, strict=True)
         if math.isfinite(milliseconds)
     ]
-    return f"; objective: {' and '.join(wanted)}" if wanted else ""
+    return " and ".join(wanted)

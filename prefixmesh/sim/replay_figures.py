@@ -1,5 +1,6 @@
 """What came of a replay, as figures."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
@@ -12,7 +13,7 @@ from prefixmesh.sim.replay_worker import ReplayWorker
 
 
 class Percentiles(NamedTuple):
-    """Of so many values; all 0 of none."""
+    """Of so many values; all NaN of none."""
 
     p50: float
     p90: float
@@ -21,7 +22,16 @@ class Percentiles(NamedTuple):
     @classmethod
     def of(cls, values: Sequence[float] | npt.NDArray[np.float64]) -> Self:
         """O(n log n)."""
-        return cls(*map(float, np.percentile(values, (50, 90, 99)))) if len(values) else cls(0.0, 0.0, 0.0)
+        return cls(*map(float, np.percentile(values, (50, 90, 99)))) if len(values) else cls(*3 * (math.nan,))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there were any values."""
+        return not math.isnan(self.p50)
+
+    def as_json(self) -> dict[str, float | None]:
+        """For machines: JSON has no NaN."""
+        return {name: value if self.is_known else None for name, value in self._asdict().items()}
 
 
 class Objective(NamedTuple):
@@ -54,16 +64,22 @@ class ReplayFigures:
     """From a request's arrival to its first token."""
 
     token_ms: Percentiles
-    """From one token of an answer to the next, the mean of each answer."""
+    """From one token of an answer to the next, the mean of each answer; not known where no answer has two."""
 
     goodput_share: float
     """Of all requests, those that met the objective; 1 where there is none."""
 
     max_over_mean: float
-    """Of the prompt tokens sent to each worker, cached ones among them."""
+    """Of ``prompt_tokens_by_worker``."""
 
     work_max_over_mean: float
-    """Of the work of each worker: prefill, load-back, and the arithmetic of decoding."""
+    """Of ``work_ms_by_worker``."""
+
+    prompt_tokens_by_worker: tuple[int, ...]
+    """Sent to each, by its place, cached ones among them."""
+
+    work_ms_by_worker: tuple[float, ...]
+    """Of each: prefill, load-back, and the arithmetic of decoding."""
 
     copies: float
     """On how many workers a block is that is on any, at the end, on the mean."""
@@ -110,15 +126,17 @@ class ReplayFigures:
             "host_share": self.host_share,
             "max_over_mean": self.max_over_mean,
             "work_max_over_mean": self.work_max_over_mean,
-            "ttft_ms": self.ttft_ms._asdict(),
-            "token_ms": self.token_ms._asdict(),
+            "prompt_tokens_by_worker": list(self.prompt_tokens_by_worker),
+            "work_ms_by_worker": list(self.work_ms_by_worker),
+            "ttft_ms": self.ttft_ms.as_json(),
+            "token_ms": self.token_ms.as_json(),
             "tokens_per_s": self.tokens_per_s,
             "prompt_tokens_per_s": self.prompt_tokens_per_s,
             "goodput_share": self.goodput_share,
             "goodput_per_s": self.goodput_per_s,
             "copies": self.copies,
             "lasted_s": self.lasted_s,
-            "decision_us": None if self.decision_us is None else self.decision_us._asdict(),
+            "decision_us": None if self.decision_us is None else self.decision_us.as_json(),
             "log_digest": self.log_digest,
         }
 
@@ -132,6 +150,8 @@ def figures_of(
     """Of requests that have all ended. O(requests log requests + blocks)."""
     prompt_tokens, ttft_ms, token_ms = int(log.prompt_tokens.sum()), log.ttft_ms, log.token_ms
     has_tokens = ~np.isnan(token_ms)
+    sent = tuple(worker.prompt_tokens for worker in workers)
+    work = tuple(worker.work_ms for worker in workers)
     is_good = (ttft_ms <= objective.ttft_ms) & ~(has_tokens & (token_ms > objective.token_ms))
     return ReplayFigures(
         requests=len(log),
@@ -142,8 +162,10 @@ def figures_of(
         ttft_ms=Percentiles.of(ttft_ms),
         token_ms=Percentiles.of(token_ms[has_tokens]),
         goodput_share=float(is_good.mean()),
-        max_over_mean=_max_over_mean([worker.prompt_tokens for worker in workers]),
-        work_max_over_mean=_max_over_mean([worker.work_ms for worker in workers]),
+        max_over_mean=_max_over_mean(sent),
+        work_max_over_mean=_max_over_mean(work),
+        prompt_tokens_by_worker=sent,
+        work_ms_by_worker=work,
         copies=_copies(workers),
         lasted_s=float(log.ended_s.max() - log.arrived_s.min()),
         log_digest=log.digest(),

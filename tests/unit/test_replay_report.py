@@ -3,6 +3,7 @@
 import builtins
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from prefixmesh.bench.replay_plots import distribution_svg, load_svg, sizes_svg
-from prefixmesh.bench.replay_report import Page, Plot, plots_of, report_html
-from prefixmesh.bench.replay_sweep import FACTORS, Run, sweep
+from prefixmesh.bench.plot_svg import compact, duration, looks
+from prefixmesh.bench.replay_plots import distribution_svg, load_svg, sizes_svg, workers_svg
+from prefixmesh.bench.replay_report import Column, Page, Plot, plots_of, report_html
+from prefixmesh.bench.replay_sweep import FACTORS, Run, Sweep, sweep
 from prefixmesh.cli.main import main
 from prefixmesh.errors import ConfigError
 from prefixmesh.sim.replay import replay
@@ -37,10 +39,12 @@ def figures(policy: str = "round_robin") -> ReplayFigures:
 
 def test_page_escapes_all_that_is_told_and_keeps_pictures() -> None:
     hostile = '<script>alert("&")</script>'
-    page = Page(hostile, hostile, [hostile], [[hostile]], hostile, hostile)
+    columns = [Column(hostile, hostile), Column("cached", hostile), Column("host")]
+    page = Page(hostile, [(hostile, hostile)], columns, [[hostile, "1", "2"]], hostile, hostile)
     html = report_html(page, [Plot(hostile, "<svg><g/></svg>")])
     assert "<script" not in html
-    assert html.count("&lt;script&gt;") == 8
+    assert html.count("&lt;script&gt;") == 10
+    assert 'colspan="2"' in html, "names of columns that belong together stand under one of theirs"
     assert "<svg><g/></svg>" in html
 
 
@@ -48,8 +52,9 @@ def test_pictures_stand_in_a_page_and_fetch_nothing() -> None:
     one = figures()
     pictures = [
         distribution_svg("First <token>", "ms", {"a & b": one.log.ttft_ms}),
-        load_svg("Load", one, 2),
-        sizes_svg("Room", "tokens", {"cost": {1000: one, 2000: one}}),
+        load_svg("Load", {"a & b": one}),
+        sizes_svg("Room", "tokens", {"cost": {1000: one, 2000: one}}, 1000),
+        workers_svg("Shared", {"a & b": one}),
     ]
     for svg in pictures:
         assert svg.startswith("<svg")
@@ -61,11 +66,61 @@ def test_pictures_stand_in_a_page_and_fetch_nothing() -> None:
         assert "<!DOCTYPE" not in svg
     assert "First &lt;token&gt;" in pictures[0]
     assert "a &amp; b" in pictures[0]
-    assert "2,000" in pictures[2]
+    assert ">2k<" in pictures[2]
+
+
+def test_pictures_say_in_words_what_is_seen() -> None:
+    one = figures()
+    said = [
+        (load_svg("Load", {'"quick" & co': one}), "The most on one worker: &quot;quick&quot; &amp; co: "),
+        (
+            workers_svg("Shared", {"cost": one}),
+            f"cost: {one.max_over_mean:.2f}, {one.work_max_over_mean:.2f}",
+        ),
+        (
+            sizes_svg("Room", "tokens", {"cost": {950: one}}),
+            f"% cached at 950: cost: {100.0 * one.cached_share:.1f}",
+        ),
+        (distribution_svg("First", "ms", {"cost": one.log.ttft_ms}), f"cost: {duration(one.ttft_ms.p50)}, "),
+    ]
+    for svg, words in said:
+        assert svg.startswith('<svg role="img" aria-label="')
+        assert words in svg.partition(">")[0]
+
+
+def test_names_inside_pictures_of_a_page_are_each_there_once() -> None:
+    found = {"cost": figures("cost"), "round_robin": figures()}
+    names = [name for plot in plots_of(found, SPEC, None) for name in re.findall(r' id="([^"]+)"', plot.svg)]
+    assert len(names) == len(set(names)) > 0
+
+
+def test_no_two_lines_look_alike_and_none_is_told_by_its_colour_alone() -> None:
+    look = looks(map(str, range(28)))
+    assert len({(one.color, one.linestyle) for one in look.values()}) == 28
+    beside = list(look.values())
+    assert all(a.linestyle != b.linestyle and a.color != b.color for a, b in pairwise(beside))
+
+
+def test_panels_of_load_show_who_has_most_at_each_moment() -> None:
+    uneven, even = figures("longest_match"), figures()
+    most = [re.findall(r"x: ([\d.]+)", load_svg("Load", {"x": one}))[0] for one in (uneven, even)]
+    assert float(most[0]) > float(most[1]) > 0.0
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "said"),
+    [(0.0, "0 ms"), (12.5, "12.5 ms"), (1500.0, "1.5 s"), (2e5, "200 s"), (7.2e6, "2 h")],
+)
+def test_durations_are_told_in_the_unit_that_suits_them(milliseconds: float, said: str) -> None:
+    assert duration(milliseconds) == said
+
+
+def test_counts_are_told_in_three_digits() -> None:
+    assert [compact(one) for one in (8, 950, 106_750, 1_708_000)] == ["8", "950", "107k", "1.71M"]
 
 
 def test_equal_figures_give_equal_pictures() -> None:
-    assert load_svg("Load", figures(), 2) == load_svg("Load", figures(), 2)
+    assert load_svg("Load", {"x": figures()}) == load_svg("Load", {"x": figures()})
 
 
 def test_text_that_looks_like_mathematics_is_text() -> None:
@@ -89,9 +144,11 @@ def test_sweep_replays_with_other_sizes_and_leaves_out_what_has_no_room() -> Non
 
 def test_plots_are_those_of_every_run() -> None:
     found = {"cost": figures("cost"), "round_robin": figures()}
-    plots = plots_of(found, SPEC.workers, None)
-    assert [plot.svg.count("round_robin") > 0 for plot in plots] == [True, True, False, True]
+    plots = plots_of(found, SPEC, None)
     assert len(plots) == 4
+    assert all(">round_robin<" in plot.svg for plot in plots)
+    by_size = {label: {1000: one, 2000: one} for label, one in found.items()}
+    assert len(plots_of(found, SPEC, Sweep(by_size, by_size))) == 6
 
 
 def test_report_is_written_beside_what_is_printed(tmp_path: Path) -> None:
@@ -101,8 +158,8 @@ def test_report_is_written_beside_what_is_printed(tmp_path: Path) -> None:
     html = (tmp_path / "out.html").read_text()
     assert f"out.html: {(tmp_path / 'out.html').stat().st_size:,} bytes" in " ".join(result.stderr.split())
     assert "<h1>Replay: chat</h1>" in html
-    assert "<td>cost</td>" in html
-    assert html.count("<svg") == 3
+    assert '<th scope="row">cost</th>' in html
+    assert html.count("<svg") == 4
     assert not re.search(r"(src|href)=\"http", html)
     lost = CliRunner().invoke(main, [*arguments, "--report", str(tmp_path / "none" / "out.html")])
     assert lost.exit_code == 2
@@ -120,4 +177,4 @@ def test_what_is_missing_is_named_where_plots_cannot_be_made(monkeypatch: pytest
     one = figures()
     monkeypatch.setattr(builtins, "__import__", none)
     with pytest.raises(ConfigError, match=r"plots need matplotlib: pip install 'prefixmesh\[report\]'"):
-        load_svg("Load", one, 2)
+        load_svg("Load", {"x": one})

@@ -275,7 +275,8 @@ def test_profile_of_a_file_is_read_and_others_are_refused(tmp_path: Path) -> Non
 
 
 def test_percentiles_of_nothing_are_nothing() -> None:
-    assert Percentiles.of([]) == (0.0, 0.0, 0.0)
+    assert not Percentiles.of([]).is_known
+    assert Percentiles.of([]).as_json() == {"p50": None, "p90": None, "p99": None}
     assert Percentiles.of([1.0, 3.0]).p50 == 2.0
 
 
