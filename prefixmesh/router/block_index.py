@@ -19,6 +19,7 @@ The index is bounded. Beyond the bound blocks go in the order in which they came
 of a block that it does not know is no error.
 """
 
+import heapq
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
@@ -90,6 +91,8 @@ class BlockIndex:
         self._shards: list[dict[Fingerprint, int]] = [{} for _ in range(1 << SHARD_BITS)]
         self._sets = HolderSets()
         self._slots: set[int] = set()
+        # Those below the highest that was ever open which are not: a heap.
+        self._closed: list[int] = []
         self._count = 0
         # The order in which names came, from _oldest on.
         self._order = array("Q")
@@ -115,8 +118,8 @@ class BlockIndex:
         )
 
     def open_slot(self) -> int:
-        """A slot that holds nothing: the lowest that is free, so that masks stay short. O(slots)."""
-        slot = next(free for free in range(len(self._slots) + 1) if free not in self._slots)
+        """A slot that holds nothing: the lowest that is free, so that masks stay short. O(log slots)."""
+        slot = heapq.heappop(self._closed) if self._closed else len(self._slots)
         self._slots.add(slot)
         return slot
 
@@ -126,6 +129,7 @@ class BlockIndex:
         Blocks that nobody else holds are not found any more from now on; ``sweep`` takes them away.
         """
         self._slots.remove(slot)
+        heapq.heappush(self._closed, slot)
         self._sets.clear_slot(slot)
 
     def stored(self, slot: int, tier: Tier, fingerprints: Sequence[Fingerprint]) -> None:
@@ -274,6 +278,8 @@ class BlockIndex:
         slots = sum(1 << slot for slot in self._slots)
         if any((a | b) & ~slots for a, b in zip(self._sets.device, self._sets.host, strict=True)):
             raise InvariantError(f"{self!r}: a set has a holder that is no slot")
+        if sorted([*self._slots, *self._closed]) != list(range(len(self._slots) + len(self._closed))):
+            raise InvariantError(f"{self!r}: {self._closed} are not the slots below that are closed")
 
     def _change(self, fingerprints: Sequence[Fingerprint], slot: int, tier: Tier) -> int:
         """Add a holder to blocks; how many of them are new. Neighbours mostly have one set, so sets are counted by runs of them."""

@@ -8,8 +8,8 @@ from prefixmesh.ids import TenantId
 from prefixmesh.proto.v1 import router_pb2 as pb
 from prefixmesh.router.cost import CandidateTerms
 from prefixmesh.router.intake import Intake
-from prefixmesh.router.registry import WorkerEntry
 from prefixmesh.router.routing import RouterCore
+from prefixmesh.router.worker_entry import WorkerEntry
 from prefixmesh.rpc.identity import ApiKeys, Caller, check_tenant, identify
 from prefixmesh.rpc.status import AnyContext
 

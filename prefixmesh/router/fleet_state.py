@@ -17,7 +17,8 @@ from prefixmesh.router.fleet_view import FleetView
 from prefixmesh.router.load import LoadReport
 from prefixmesh.router.matched_tokens import MatchedTokens, best_of
 from prefixmesh.router.placement import PublicChain
-from prefixmesh.router.registry import WorkerEntry, WorkerRegistry
+from prefixmesh.router.registry import WorkerRegistry
+from prefixmesh.router.worker_entry import WorkerEntry
 from prefixmesh.router.worker_identity import Expected, WorkerFacts
 from prefixmesh.worker_report import PagePool, WorkerReport
 
@@ -43,7 +44,7 @@ class FleetState:
         self.registry = WorkerRegistry(expected)
         self.view = FleetView(max_blocks, self._columns)
         self._by_row: dict[int, WorkerEntry] = {}
-        self._reviews = -1
+        self._changed = self.registry.follow()
 
     def __repr__(self) -> str:
         return f"{self.registry!r}, {self.view!r}"
@@ -71,7 +72,7 @@ class FleetState:
         return True
 
     def remove(self, endpoint: Endpoint) -> bool:
-        """Forget a worker and what it held; False when it was not known. O(workers + different sets of holders)."""
+        """Forget a worker and what it held; False when it was not known. O(different sets of holders)."""
         entry = self.registry.get(endpoint)
         if entry is None:
             return False
@@ -192,12 +193,10 @@ class FleetState:
         self._untold.add(entry)
 
     def tell_ready(self) -> None:
-        """Write who may be sent requests where decisions read it. O(workers) after a change, else O(1)."""
-        if self._reviews != self.registry.reviews:
-            self._reviews = self.registry.reviews
-            for entry in self.registry:
-                self._columns.set_usable(entry.row, usable=entry.ready)
-                self._columns.copies.set_gives(entry.row, gives=entry.gives)
+        """Write who may be sent requests where decisions read it. O(workers that have changed)."""
+        for entry in self._changed.take():
+            self._columns.set_usable(entry.row, usable=entry.ready)
+            self._columns.copies.set_gives(entry.row, gives=entry.gives)
 
     def matched(
         self, fingerprints: Sequence[Fingerprint], public: Sequence[PublicChain] = ()

@@ -18,8 +18,8 @@ from prefixmesh.ids import Incarnation, Namespace
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.hand_over_plan import Given, Leaving, Taker, share_out
-from prefixmesh.router.registry import WorkerEntry
 from prefixmesh.router.routing import RouterCore
+from prefixmesh.router.worker_entry import WorkerEntry
 from prefixmesh.router.workers import WorkerPool
 from prefixmesh.tokens import TOKEN_BYTES
 

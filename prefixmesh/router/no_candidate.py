@@ -5,7 +5,8 @@ from collections.abc import Collection
 from prefixmesh.errors import UnavailableError
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.placement import RouteRequest
-from prefixmesh.router.registry import WorkerEntry, WorkerRegistry
+from prefixmesh.router.registry import WorkerRegistry
+from prefixmesh.router.worker_entry import WorkerEntry
 from prefixmesh.served_model import shown_name
 
 

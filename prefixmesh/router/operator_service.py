@@ -15,8 +15,8 @@ from prefixmesh.proto.v1 import router_pb2 as pb
 from prefixmesh.proto.v1 import worker_control_pb2 as control
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.hand_over import HandOvers
-from prefixmesh.router.registry import WorkerEntry
 from prefixmesh.router.routing import RouterCore
+from prefixmesh.router.worker_entry import WorkerEntry
 from prefixmesh.router.worker_roster import WorkerRoster
 from prefixmesh.rpc.draining import Drainer
 from prefixmesh.rpc.identity import ApiKeys, identify

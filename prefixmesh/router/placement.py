@@ -13,9 +13,9 @@ from prefixmesh.router.cost import CandidateTerms
 from prefixmesh.router.decision import Decision
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.predictions import Prediction
-from prefixmesh.router.registry import WorkerEntry
 from prefixmesh.router.reservation import Reservation
 from prefixmesh.router.sessions import NO_SESSION
+from prefixmesh.router.worker_entry import WorkerEntry
 
 
 class PublicChain(NamedTuple):

@@ -14,8 +14,8 @@ from prefixmesh.ids import Fingerprint, RequestId
 from prefixmesh.router.fleet_state import FleetState
 from prefixmesh.router.lingering import Lingering
 from prefixmesh.router.placement import Placement
-from prefixmesh.router.registry import WorkerEntry
 from prefixmesh.router.reservation import ReservationState
+from prefixmesh.router.worker_entry import WorkerEntry
 from prefixmesh.worker_report import WorkerReport
 
 LATE_REPORT_S: Final = 1.0

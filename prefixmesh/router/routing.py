@@ -144,7 +144,7 @@ class RouterCore:
 
     def probe_ended(self, endpoint: Endpoint, problem: str, now: float) -> None:
         """A probe of a connected worker found ``problem``, or none when that is empty. Who comes back has been idle, and may have lost its
-        caches: it is fed slowly. O(1) while the worker goes on as before, else O(workers)."""
+        caches: it is fed slowly. O(1) while the worker goes on as before; else see ``Readiness.review``."""
         if self.registry.probe_ended(endpoint, problem, now):
             entry = self.registry.get(endpoint)
             assert entry is not None, endpoint
@@ -153,7 +153,7 @@ class RouterCore:
 
     def request_failed(self, endpoint: Endpoint, why: str, now: float) -> None:
         """A request ended by a worker's fault: it died with it, or says that it has a bug. Not for refusals, deadlines, cancels and what
-        callers do wrong. O(1) while the worker goes on as before, else O(workers)."""
+        callers do wrong. O(1) while the worker goes on as before; else see ``Readiness.review``."""
         self.registry.request_failed(endpoint, why, now)
         self.fleet.tell_ready()
 

@@ -31,9 +31,9 @@ from prefixmesh.proto.v1 import worker_control_pb2_grpc
 from prefixmesh.router.cache_stream import CacheStream
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.failure_kind import FailureKind, is_workers_fault
-from prefixmesh.router.registry import WorkerEntry
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.worker_call import WorkerCall
+from prefixmesh.router.worker_entry import WorkerEntry
 from prefixmesh.router.worker_facts import facts_of
 from prefixmesh.router.worker_health import PROBE_TIMEOUT_S
 from prefixmesh.rpc.channel import open_channel

@@ -14,8 +14,10 @@ from prefixmesh.errors import PrefixmeshError
 from prefixmesh.fleet_secret import FleetSecret
 from prefixmesh.router.cache_stream import log_trust
 from prefixmesh.router.endpoint import Endpoint
-from prefixmesh.router.registry import PASSING_PROBLEMS, WorkerEntry, WorkerRegistry
+from prefixmesh.router.readiness import PASSING_PROBLEMS
+from prefixmesh.router.registry import WorkerRegistry
 from prefixmesh.router.routing import RouterCore
+from prefixmesh.router.worker_entry import WorkerEntry
 from prefixmesh.router.worker_link import WorkerLink, core_now
 
 _log = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ class WorkerPool:
         self._on_change = on_change
         self._links: dict[Endpoint, WorkerLink] = {}
         self._problems: dict[Endpoint, str] = {}
-        self._reviews = -1
+        self._news = core.registry.follow()
         self._spreads_over_all = False
         # Set, and replaced, when any worker's problem is another.
         self._changed = asyncio.Event()
@@ -124,15 +126,13 @@ class WorkerPool:
                 _log.exception("review_failed")
 
     def _note_news(self) -> None:
-        """Tell of what has changed since the last call. O(1) while nothing has, else O(workers)."""
+        """Tell of what has changed since the last call. O(workers that have)."""
         registry = self._core.registry
-        if registry.reviews == self._reviews:
-            return
-        self._reviews = registry.reviews
         if registry.spreads_over_all != self._spreads_over_all:
             self._spreads_over_all = registry.spreads_over_all
             self._log_spread(registry)
-        changed = [entry for entry in registry if self._problems.get(entry.endpoint) != entry.problem]
+        news = self._news.take()
+        changed = [entry for entry in news if self._problems.get(entry.endpoint) != entry.problem]
         for entry in changed:
             self._problems[entry.endpoint] = entry.problem
             self._tell(entry)

@@ -17,8 +17,8 @@ from prefixmesh.router.pins.controller import PinController
 from prefixmesh.router.pins.wishes import Action, PinSeen, Unpin, Wish, WishStatus
 from prefixmesh.router.pins.worker_pins import ToldPins
 from prefixmesh.router.pins.workers_seen import Proofs, prove, seen_workers
-from prefixmesh.router.registry import WorkerEntry
 from prefixmesh.router.routing import RouterCore
+from prefixmesh.router.worker_entry import WorkerEntry
 from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.network import Network, Stream
 from prefixmesh.sim.simulated_calls import open_call

@@ -193,7 +193,7 @@ class RouterLife:
         """On their way to callers over the network."""
 
         self._problems: dict[Endpoint, str] = {}
-        self._reviews = -1
+        self._news = self.core.registry.follow()
         self._is_over = False
         self.links: dict[Endpoint, SimulatedLink] = {}
         for endpoint, worker in router.workers.items():
@@ -266,11 +266,7 @@ class RouterLife:
 
     def note_news(self) -> None:
         """Something was learned of a worker: the calls of one that was put out are given up."""
-        registry = self.core.registry
-        if registry.reviews == self._reviews:
-            return
-        self._reviews = registry.reviews
-        for entry in registry:
+        for entry in self._news.take():
             if self._problems.get(entry.endpoint) == entry.problem:
                 continue
             self._problems[entry.endpoint] = entry.problem

@@ -12,7 +12,7 @@ from prefixmesh.config import EngineConfig
 from prefixmesh.fleet_secret import generate
 from prefixmesh.proto.v1 import inference_pb2 as pb
 from prefixmesh.router.fleet_view import Followed
-from prefixmesh.router.registry import WorkerEntry
+from prefixmesh.router.worker_entry import WorkerEntry
 from prefixmesh.router.worker_view import Trust
 from prefixmesh.tokens import pack
 from tests.support.fake_engine import FakeStage, fake_worker

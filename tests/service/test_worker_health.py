@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from prefixmesh.cli.main import main
 from prefixmesh.errors import InternalError, PrefixmeshError
 from prefixmesh.proto.v1 import router_pb2
-from prefixmesh.router.registry import WorkerEntry
+from prefixmesh.router.worker_entry import WorkerEntry
 from prefixmesh.router.worker_health import FAILURES_OUT
 from tests.support.router_kit import Router, running_router, token_request
 from tests.support.servers import eventually, records_of

@@ -21,8 +21,8 @@ from prefixmesh.proto.codec import PROTOCOL_VERSION
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.placement import Placement, RouteRequest
 from prefixmesh.router.policy import PolicyConfig
-from prefixmesh.router.registry import WorkerEntry
 from prefixmesh.router.routing import RouterCore
+from prefixmesh.router.worker_entry import WorkerEntry
 from prefixmesh.router.worker_identity import Expected, Rates, WorkerFacts
 from prefixmesh.router.worker_view import Need
 from prefixmesh.tokens import pack

@@ -13,7 +13,7 @@ from prefixmesh.router.fleet_state import FleetState
 from prefixmesh.router.pins.wishes import PinSeen, PinVersion, Wish, WorkerSeen
 from prefixmesh.router.pins.worker_pins import ToldPins
 from prefixmesh.router.pins.workers_seen import Proofs, prove, seen_workers
-from prefixmesh.router.registry import WorkerEntry
+from prefixmesh.router.worker_entry import WorkerEntry
 from prefixmesh.router.worker_identity import Expected, Rates, WorkerFacts
 from prefixmesh.router.worker_view import Trust
 from prefixmesh.tokens import pack

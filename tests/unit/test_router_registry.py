@@ -131,17 +131,47 @@ def test_a_worker_that_drains_gets_nothing_new_until_it_says_otherwise() -> None
     assert len(registry.ready) == 1
 
 
-def test_a_worker_that_tells_the_same_again_costs_no_review() -> None:
+def test_a_worker_that_tells_the_same_again_is_no_news() -> None:
     """Thousands of workers tell who they are every second."""
     registry = registry_with(A, B)
+    news = registry.follow()
     registry.described(A, facts("w"))
     registry.health_changed(A, serving=True)
-    before = registry.reviews
+    assert [entry.endpoint for entry in news.take()] == [A, B], (
+        "who is known already is news to a reader that is new"
+    )
     registry.described(A, facts("w", rates=Rates(100.0, 5.0)))
     registry.health_changed(A, serving=True)
-    assert registry.reviews == before
+    assert news.take() == []
     registry.described(A, facts("w", context_length=77))
     assert registry.context_length == 77
+    assert [entry.endpoint for entry in news.take()] == [A]
+
+
+def test_who_has_an_id_next_has_it_once_the_first_is_removed_and_both_are_news() -> None:
+    registry = registry_with(A, B)
+    for endpoint in (A, B):
+        registry.described(endpoint, facts("same"))
+        registry.health_changed(endpoint, serving=True)
+    news = registry.follow()
+    news.take()
+    removed = registry.get(A)
+    registry.remove(A)
+    assert [entry.endpoint for entry in registry.ready] == [B]
+    assert [entry.endpoint for entry in news.take()] == [B], "of those who are known"
+    assert removed is not None
+    assert removed.ready, "what was sent there may still be settled by what it was"
+
+
+def test_a_list_of_the_ready_does_not_change_under_who_goes_through_it() -> None:
+    registry = registry_with(A, B)
+    for name, endpoint in (("a", A), ("b", B)):
+        registry.described(endpoint, facts(name))
+        registry.health_changed(endpoint, serving=True)
+    before = registry.ready
+    registry.unreachable(A, "gone")
+    assert [entry.endpoint for entry in before] == [A, B]
+    assert [entry.endpoint for entry in registry.ready] == [B]
 
 
 def test_what_a_worker_serves_decides_whether_its_cache_is_of_use() -> None:

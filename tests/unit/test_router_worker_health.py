@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.policy import PolicyConfig
-from prefixmesh.router.registry import WorkerEntry, WorkerRegistry
+from prefixmesh.router.registry import WorkerRegistry
 from prefixmesh.router.routing import GATHER_S, RouterCore
+from prefixmesh.router.worker_entry import WorkerEntry
 from prefixmesh.router.worker_health import (
     FAILURES_OUT,
     FIRST_PAUSE_S,

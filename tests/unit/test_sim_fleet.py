@@ -12,7 +12,7 @@ from prefixmesh.errors import ConfigError
 from prefixmesh.ids import Namespace
 from prefixmesh.router.pins.wishes import PinVersion
 from prefixmesh.router.policy import PolicyConfig
-from prefixmesh.router.registry import WorkerErrors
+from prefixmesh.router.worker_entry import WorkerErrors
 from prefixmesh.sim.fake_engine import ModelIdentity
 from prefixmesh.sim.fake_model import expected_answer
 from prefixmesh.sim.fleet_run import TENANT, FleetSpec, SimulatedFleet, run_trace

@@ -13,7 +13,8 @@ from prefixmesh.ids import Incarnation
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.pins.wishes import PinSeen
-from prefixmesh.router.registry import WorkerEntry, WorkerRegistry
+from prefixmesh.router.registry import WorkerRegistry
+from prefixmesh.router.worker_entry import WorkerEntry
 from prefixmesh.router.workers import WorkerPool
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from prefixmesh.router.fleet_state import FleetState
 from prefixmesh.router.fleet_view import FleetView
 from prefixmesh.router.pins.wishes import PinSeen, Wish, WorkerSeen
 from prefixmesh.router.pins.worker_pins import ToldPins
-from prefixmesh.router.registry import WorkerEntry
+from prefixmesh.router.worker_entry import WorkerEntry
 from prefixmesh.router.worker_view import Trust
 
 BELIEVED: Final = frozenset({Trust.EXACT, Trust.CATCHING_UP})
