@@ -55,11 +55,11 @@ _TEMPLATE: Final = """<!doctype html>
 <style>
 :root { --ink: #222; --paper: #fff; --dim: #595959; --line: #ddd; --code: #f3f3f3 }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e4e4; --paper: #17181a; --dim: #a8a8a8; --line: #3a3b3d; --code: #26282b } }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: var(--ink); background: var(--paper) }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: var(--ink); background: var(--paper) }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem } dt { color: var(--dim) } dd { margin: 0; overflow-wrap: anywhere }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-size: .87rem; font-variant-numeric: tabular-nums }
-th, td { padding: .2rem .5rem; text-align: right; white-space: nowrap } tbody tr { border-top: 1px solid var(--line) }
+th, td { padding: .2rem .45rem; text-align: right; white-space: nowrap } tbody tr { border-top: 1px solid var(--line) }
 th { font-weight: 600; vertical-align: bottom } th.group { text-align: center; color: var(--dim); font-weight: 400 }
 th[scope=row], th:first-child { text-align: left } tbody tr:first-child th { font-weight: 700 } tbody th { font-weight: 400 }
 figure { margin: 2rem 0 } svg { height: auto; min-width: 34rem; max-width: 60rem; width: 100%; background: #fff; border-radius: .3rem }

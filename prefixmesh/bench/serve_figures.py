@@ -109,6 +109,7 @@ class ServeFigures:
             "goodput_share": self.goodput_share,
             "goodput_per_s": self.goodput_share * self.requests / seconds,
             "copies": None,
+            "adapter_wait_share": None,
             "lasted_s": self.lasted_s,
             "interruptions": self.interruptions,
             "decision_us": None,

@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 
 INTERRUPTED: Final = 130
 """What shells report for a program that Ctrl-C ended."""
-
-LEGEND: Final = """
-cached: share of the prompt tokens of all answers that were found cached, on any tier. ttft: from when a request was due to its first token here.
-token: from one token of an answer to its next. load: the most prompt tokens of a worker by the mean. good: requests that met the objective.
-Measured on this machine, and on the cluster's as busy as they are; prompts are made of the workload's blocks, answers are as long as it says."""
 
 
 @click.command(short_help="Send a workload to a running cluster.")
@@ -121,6 +116,7 @@ def serve(
     from prefixmesh.bench.serve_figures import figures_of
     from prefixmesh.bench.serve_pair import PairSpec
     from prefixmesh.cli import bench_serve_pair as pairs
+    from prefixmesh.cli import bench_serve_table as tables
     from prefixmesh.cli.terminal import print_note
 
     pair = PairSpec(model=model, workers=workers, device_tokens=device_tokens)
@@ -163,13 +159,12 @@ def serve(
                 spec=spec,
                 objective=objective,
             )
-        tell_problems(run, figures)
+        tables.tell_problems(run, figures)
     if as_json:
-        click.echo(json.dumps(as_object(sent, load, objective, found), indent=2))
+        told = tables.as_object(sent, load, objective, found)
+        click.echo(json.dumps(told, indent=2, allow_nan=False))
     else:
-        click.echo(f"{about(sent, load)}\n")
-        print_rows(found)
-        click.echo(LEGEND)
+        tables.print_figures(sent, load, found)
     if not is_whole:
         click.echo("interrupted: figures are of what was over by then", err=True)
         context.exit(INTERRUPTED)
@@ -218,77 +213,6 @@ def drive(workload: "Workload", spec: "ServeSpec", what: str) -> "tuple[ServeRun
             return True
 
         return run, asyncio.run(until_interrupted())
-
-
-def about(workload: "Workload", spec: Mapping[str, Any]) -> str:
-    """What was sent, in a line."""
-    way = (
-        f"{spec['concurrency']:,} conversations at a time"
-        if spec["concurrency"]
-        else f"at its times, speed {spec['speed']:g}"
-    )
-    return (
-        f"{workload.name}: {len(workload.requests):,} requests, {workload.prompt_tokens:,} prompt tokens in blocks of "
-        f"{workload.block_size}, {way}"
-    )
-
-
-def as_object(
-    workload: "Workload",
-    spec: Mapping[str, Any],
-    objective: "Objective",
-    found: "Mapping[str, ServeFigures | ReplayFigures]",
-) -> dict[str, Any]:
-    """The same for JSON, with the names that a replay has."""
-    return {
-        "form": "measured",
-        "trace": {
-            "name": workload.name,
-            "block_size": workload.block_size,
-            "requests": len(workload.requests),
-        },
-        "load": {name: spec[name] for name in ("speed", "concurrency", "seed")},
-        "objective": {
-            name: value if math.isfinite(value) else None for name, value in objective._asdict().items()
-        },
-        "policies": {label: figures.as_json() for label, figures in found.items()},
-    }
-
-
-def print_rows(found: "Mapping[str, ServeFigures | ReplayFigures]") -> None:
-    """A table with a row a run."""
-    from prefixmesh.cli.tables import print_table
-
-    columns = ("policy", "requests", "errors", "cached", "ttft p50", "p90", "p99 ms", "token p50", "p99 ms")
-    print_table(
-        (*columns, "tokens/s", "load", "good"), [_row(label, one.as_json()) for label, one in found.items()]
-    )
-
-
-def tell_problems(run: "ServeRun", figures: "ServeFigures") -> None:
-    """What went wrong, by kind, with what the first of each said."""
-    from prefixmesh.cli.failure import one_line
-
-    for kind, count in figures.errors.items():
-        click.echo(f"{count} × {kind}: {one_line(run.problems[kind])}", err=True)
-
-
-def _row(label: str, told: Mapping[str, Any]) -> list[str]:
-    ttft, token = told["ttft_ms"], told["token_ms"]
-    return [
-        label,
-        f"{told['requests']:,}",
-        f"{sum(told.get('errors', {}).values()):,}",
-        f"{told['cached_share']:.2%}",
-        f"{ttft['p50']:,.0f}",
-        f"{ttft['p90']:,.0f}",
-        f"{ttft['p99']:,.0f}",
-        f"{token['p50']:,.1f}",
-        f"{token['p99']:,.1f}",
-        f"{told['tokens_per_s']:,.1f}",
-        f"{told['max_over_mean']:.2f}",
-        f"{told['goodput_share']:.1%}",
-    ]
 
 
 @contextmanager

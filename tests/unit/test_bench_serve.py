@@ -4,11 +4,11 @@ import json
 import math
 from random import Random
 
-import numpy as np
 import pytest
 
 from prefixmesh.bench.serve_figures import Served, figures_of
 from prefixmesh.bench.serve_prompts import FIRST_ID, PromptMaker, first_of, shortened
+from prefixmesh.cli.bench_serve_table import print_figures
 from prefixmesh.client import CachedTokens
 from prefixmesh.errors import ConfigError
 from prefixmesh.sim.replay_figures import NO_OBJECTIVE, Objective, ReplayFigures
@@ -141,3 +141,14 @@ def test_nothing_that_was_answered_has_figures_too(run: list[Served]) -> None:
     assert all(math.isfinite(value) for value in told.values() if isinstance(value, float))
     assert told["ttft_ms"] == {"p50": None, "p90": None, "p99": None}
     json.dumps(told, allow_nan=False)
+
+
+def test_what_was_not_answered_is_told_by_a_dash_and_not_as_nothing_waited(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = {"cost": figures_of([Served(0, 0.0, 1.0, "UNAVAILABLE")], NO_OBJECTIVE)}
+    print_figures(
+        make_workload("chat", Random(0).random, requests=4), {"concurrency": 0, "speed": 1.0}, found
+    )
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("cost"))
+    assert row.split() == ["cost", "1", "1", "0.00%", "–", "–", "–", "–", "–", "0.0", "1.00", "0.0%"]
