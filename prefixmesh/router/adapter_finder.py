@@ -1,12 +1,14 @@
 """From the adapter that a caller names to the content it means in this fleet now; asks the workers when nobody is known to have it.
 
+A name that the fleet is to have and no worker that is ready has yet is no mistake of the caller's; one that is being taken back is none of ours.
+
 Workers tell of their adapters at every ``Describe``, so what was loaded a moment ago is not known yet. An unknown name is therefore no
 answer before the ready workers have been asked once more; however many callers make up names, they are asked at a bounded rate.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Final
+from typing import Final, Protocol
 
 from prefixmesh.errors import PrefixmeshError, UnavailableError
 from prefixmesh.router.registry import WorkerRegistry
@@ -16,13 +18,31 @@ MIN_ROUND_INTERVAL_S: Final = 0.25
 """The workers are asked at most so often: four times the rate at which they are asked anyway."""
 
 
+class FleetNames(Protocol):
+    """What is wished for the whole fleet."""
+
+    def is_removed(self, name: str) -> bool:
+        """Whether workers are forgetting it."""
+        ...
+
+    def may_be_wished(self, name: str) -> bool:
+        """Whether workers are to have it, as far as can be told."""
+        ...
+
+
 class AdapterFinder:
     """Finds adapters for one event loop. Call ``close`` when it is not used any more."""
 
-    def __init__(self, registry: WorkerRegistry, ask_workers: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        registry: WorkerRegistry,
+        ask_workers: Callable[[], Awaitable[None]],
+        names: FleetNames | None = None,
+    ) -> None:
         """``ask_workers`` has every ready worker tell who it is, and returns when the registry knows."""
         self._registry = registry
         self._ask_workers = ask_workers
+        self._names = names
         self._next_round: asyncio.Task[None] | None = None
         """The asking that has not begun; whoever needs one waits for it."""
 
@@ -32,10 +52,13 @@ class AdapterFinder:
     async def find(self, name: str) -> str:
         """Content digest of the adapter called ``name``; empty for the base model, whose name is empty.
 
-        Raises InvalidRequestError when no worker has it, and UnavailableError when only workers that are not ready had it.
+        Raises InvalidRequestError when no worker has it, and UnavailableError when only workers that are not ready had it, or all are yet
+        to load it.
         """
         if not name:
             return ""
+        if self._names is not None and self._names.is_removed(name):
+            raise unknown_adapter(name)
         if self._registry.adapter_digest(name) is None:
             await self.ask()
         digest = self._registry.adapter_digest(name)
@@ -71,6 +94,8 @@ class AdapterFinder:
 
     def _not_found(self, name: str) -> PrefixmeshError:
         away = self._registry.away_with_adapter(name)
+        if not away and self._names is not None and self._names.may_be_wished(name):
+            return UnavailableError(f"no worker that is ready has loaded the adapter {shown_name(name)} yet")
         if not away:
             return unknown_adapter(name)
         return UnavailableError(f"no worker that has the adapter {shown_name(name)} is ready: {away}")

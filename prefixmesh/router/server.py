@@ -21,6 +21,8 @@ from prefixmesh.history_file import HistoryFile
 from prefixmesh.proto.codec import PROTOCOL_VERSION
 from prefixmesh.proto.v1 import inference_pb2, router_pb2
 from prefixmesh.router.adapter_finder import AdapterFinder
+from prefixmesh.router.adapters.adapter_roster import AdapterRoster
+from prefixmesh.router.adapters.fleet_adapters import FleetAdapters
 from prefixmesh.router.direct import RouteService
 from prefixmesh.router.direct_abort import DirectAborts
 from prefixmesh.router.endpoint import Endpoint
@@ -117,6 +119,7 @@ class RouterServer:
         self._pool: WorkerPool | None = None
         self._roster: WorkerRoster | None = None
         self._pins: FleetPins | None = None
+        self._fleet_adapters: FleetAdapters | None = None
         self._aborts: WorkerAborts | None = None
         self._hand_overs: HandOvers | None = None
         self._core: RouterCore | None = None
@@ -209,7 +212,8 @@ class RouterServer:
             on_routed=heat.routed,
             recorder=self._recorder,
         )
-        adapters = self._adapters = AdapterFinder(core.registry, pool.describe_ready)
+        names = AdapterRoster(store)
+        adapters = self._adapters = AdapterFinder(core.registry, pool.describe_ready, names)
         roster = self._roster = WorkerRoster(pool, store)
         pins = self._pins = FleetPins(
             core=core,
@@ -224,6 +228,15 @@ class RouterServer:
             block_size=config.block_size,
             router_id=self._router_id,
             heat=heat,
+        )
+        fleet_adapters = self._fleet_adapters = FleetAdapters(
+            registry=core.registry,
+            pool=pool,
+            roster=names,
+            store=store,
+            keys=self._keys,
+            clock=pins.clock,
+            is_acting=lambda: pins.keeper.is_acting,
         )
         intake = Intake(
             registry=core.registry, model=model, adapters=adapters, preparer=preparer, running=self._running
@@ -255,7 +268,7 @@ class RouterServer:
         operator = OperatorService(core, roster, self._secret, self._keys, self._drainer, hand_overs)
         add_service(server, INFERENCE, inference)
         # One on the wire, several questions here.
-        add_service(server, ROUTER, route, explain, operator, hot, pins.service)
+        add_service(server, ROUTER, route, explain, operator, hot, pins.service, fleet_adapters.service)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(
             (*_SERVED_NAMES[1:], health.SERVICE_NAME, reflection.SERVICE_NAME), server
@@ -264,6 +277,7 @@ class RouterServer:
         self._telling_health = asyncio.create_task(self._keep_telling_health())
         await roster.start(config.workers)
         pins.start()
+        fleet_adapters.start()
         hand_overs.start()
         await pool.hear_of_all(FIRST_NEWS_S)
         await server.start()
@@ -305,6 +319,8 @@ class RouterServer:
             await self._adapters.close()
         if self._hand_overs is not None:
             await self._hand_overs.close()
+        if self._fleet_adapters is not None:
+            await self._fleet_adapters.close()
         if self._pins is not None:
             await self._pins.close()
         if self._roster is not None:

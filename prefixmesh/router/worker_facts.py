@@ -71,6 +71,7 @@ def facts_of(answer: pb.DescribeResponse) -> WorkerFacts:
         block_size=answer.block_size or DEFAULT_BLOCK_SIZE,
         total_tokens=answer.max_total_tokens,
         draining=answer.draining,
+        pinned_adapters=frozenset(adapter.name for adapter in answer.adapters if adapter.pinned),
         resident_adapters=frozenset(adapter.digest for adapter in answer.adapters if adapter.resident),
         rates=Rates(
             _tokens_per_s(answer.rates.prefill_tokens_per_s),

@@ -77,6 +77,9 @@ class WorkerFacts:
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Content digests of the LoRA adapters that requests may name there, by name."""
 
+    pinned_adapters: frozenset[str] = frozenset()
+    """Names of those whose weights are kept in the device's memory."""
+
     resident_adapters: frozenset[str] = frozenset()
     """Content digests of those whose weights were in the device's memory."""
 

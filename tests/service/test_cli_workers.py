@@ -221,12 +221,16 @@ async def test_operators_calls_are_for_administrators(tmp_path: Path) -> None:
             "FlushWorker": router_pb2.FlushWorkerRequest(address=address),
             "Drain": worker_control_pb2.DrainRequest(),
             "ListHeat": router_pb2.ListHeatRequest(),
+            "PutAdapter": router_pb2.PutAdapterRequest(spec=router_pb2.AdapterSpec(name="a", path="a")),
+            "ListAdapters": router_pb2.ListFleetAdaptersRequest(),
+            "RemoveAdapter": router_pb2.RemoveAdapterRequest(name="a"),
         }
         for method, request in calls.items():
             with pytest.raises(AccessDeniedError, match="administrator"):
                 await operate(router, method, request, key="pm-key")
         assert len(await router.list_workers(key="pm-admin")) == 1
         await operate(router, "Explain", calls["Explain"], key="pm-admin")
+        assert not (await operate(router, "ListAdapters", calls["ListAdapters"], key="pm-admin")).adapters
 
 
 @asynccontextmanager

@@ -8,6 +8,86 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class AdapterSpec(_message.Message):
+    __slots__ = ("name", "path", "pinned")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    pinned: bool
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., pinned: _Optional[bool] = ...) -> None: ...
+
+class FleetAdapter(_message.Message):
+    __slots__ = ("spec", "digest", "generation", "removed", "wanted", "held", "workers")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    spec: AdapterSpec
+    digest: str
+    generation: int
+    removed: bool
+    wanted: int
+    held: int
+    workers: _containers.RepeatedCompositeFieldContainer[AdapterAtWorker]
+    def __init__(self, spec: _Optional[_Union[AdapterSpec, _Mapping]] = ..., digest: _Optional[str] = ..., generation: _Optional[int] = ..., removed: _Optional[bool] = ..., wanted: _Optional[int] = ..., held: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[AdapterAtWorker, _Mapping]]] = ...) -> None: ...
+
+class AdapterAtWorker(_message.Message):
+    __slots__ = ("worker_id", "address", "state", "problem", "digest")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    address: str
+    state: str
+    problem: str
+    digest: str
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., problem: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class PutAdapterRequest(_message.Message):
+    __slots__ = ("spec",)
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    spec: AdapterSpec
+    def __init__(self, spec: _Optional[_Union[AdapterSpec, _Mapping]] = ...) -> None: ...
+
+class PutAdapterResponse(_message.Message):
+    __slots__ = ("adapter",)
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    adapter: FleetAdapter
+    def __init__(self, adapter: _Optional[_Union[FleetAdapter, _Mapping]] = ...) -> None: ...
+
+class ListFleetAdaptersRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ListFleetAdaptersResponse(_message.Message):
+    __slots__ = ("adapters", "acting")
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ACTING_FIELD_NUMBER: _ClassVar[int]
+    adapters: _containers.RepeatedCompositeFieldContainer[FleetAdapter]
+    acting: bool
+    def __init__(self, adapters: _Optional[_Iterable[_Union[FleetAdapter, _Mapping]]] = ..., acting: _Optional[bool] = ...) -> None: ...
+
+class RemoveAdapterRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class RemoveAdapterResponse(_message.Message):
+    __slots__ = ("removed",)
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    removed: bool
+    def __init__(self, removed: _Optional[bool] = ...) -> None: ...
+
 class PinSpec(_message.Message):
     __slots__ = ("name", "owner", "tenant", "adapter", "extra_key", "public", "text", "chat", "tokens", "replicas", "tier", "ttl_ms")
     NAME_FIELD_NUMBER: _ClassVar[int]

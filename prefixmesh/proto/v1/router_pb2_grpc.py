@@ -102,6 +102,21 @@ class RouterStub:
                 request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListHeatRequest.SerializeToString,
                 response_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListHeatResponse.FromString,
                 _registered_method=True)
+        self.PutAdapter = channel.unary_unary(
+                '/prefixmesh.v1.Router/PutAdapter',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.PutAdapterRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.PutAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/prefixmesh.v1.Router/ListAdapters',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListFleetAdaptersRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListFleetAdaptersResponse.FromString,
+                _registered_method=True)
+        self.RemoveAdapter = channel.unary_unary(
+                '/prefixmesh.v1.Router/RemoveAdapter',
+                request_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.RemoveAdapterRequest.SerializeToString,
+                response_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.RemoveAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServicer:
@@ -200,6 +215,29 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutAdapter(self, request, context):
+        """Wishes that every worker know an adapter under a name, those that join or restart later too. Put again, one worker loads it anew first:
+        what its folder holds by then is what all get, a few workers at a time. Answers at once; ListAdapters tells how far it is.
+        Administrators only, as the next two.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """What is wished and which workers have it, and what workers have of their own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveAdapter(self, request, context):
+        """Has every worker forget an adapter, those too that are out of reach now and back within a day. Not wished: nothing happens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -267,6 +305,21 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.ListHeat,
                     request_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListHeatRequest.FromString,
                     response_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListHeatResponse.SerializeToString,
+            ),
+            'PutAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutAdapter,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.PutAdapterRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.PutAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListFleetAdaptersRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListFleetAdaptersResponse.SerializeToString,
+            ),
+            'RemoveAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveAdapter,
+                    request_deserializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.RemoveAdapterRequest.FromString,
+                    response_serializer=prefixmesh_dot_proto_dot_v1_dot_router__pb2.RemoveAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -622,6 +675,87 @@ class Router:
             '/prefixmesh.v1.Router/ListHeat',
             prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListHeatRequest.SerializeToString,
             prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListHeatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.Router/PutAdapter',
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.PutAdapterRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.PutAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.Router/ListAdapters',
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListFleetAdaptersRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.ListFleetAdaptersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prefixmesh.v1.Router/RemoveAdapter',
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.RemoveAdapterRequest.SerializeToString,
+            prefixmesh_dot_proto_dot_v1_dot_router__pb2.RemoveAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,7 +37,7 @@ class FleetPins:
     ) -> None:
         """``public`` is told of the public pins; ``heat`` has wishes of its own, which are served like pins."""
         prompts = PinPrompts(model, namespace_key=namespace_key, isolation=isolation, block_size=block_size)
-        clock = StoreClock(store)
+        clock = self.clock = StoreClock(store)
         self.roster = PinRoster(store, prompts, core.registry.adapter_digest, self._wake)
         self.keeper = PinKeeper(
             core=core,

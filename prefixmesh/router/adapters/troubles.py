@@ -1,0 +1,59 @@
+"""What failed at which worker, why, and when it is tried again: quickly what may pass, slowly what a worker has refused. Pure.
+
+Kept per worker's life, name and generation: an adapter that is put again begins anew everywhere.
+"""
+
+from prefixmesh.ids import Incarnation
+from prefixmesh.router.adapters.config import AdapterControllerConfig
+from prefixmesh.router.adapters.orders import Ended, Load, Order
+from prefixmesh.router.endpoint import Endpoint
+from prefixmesh.router.pins.failures import Failure, Failures
+
+
+class Troubles:
+    """Not thread-safe. O(1) but for ``prune``."""
+
+    def __init__(self, config: AdapterControllerConfig) -> None:
+        self._failed = Failures(config.first_pause_s, config.longest_pause_s)
+        self._refused = Failures(config.refused_pause_s, config.longest_refused_pause_s)
+
+    def failed(self, order: Order, ended: Ended, now: float) -> None:
+        """It did not work."""
+        kept, other = (self._refused, self._failed) if ended.is_refused else (self._failed, self._refused)
+        key = _key(order.name, order.generation, is_load=isinstance(order, Load))
+        kept.failed(order.endpoint, order.incarnation, key, ended.problem, now)
+        other.succeeded(order.endpoint, order.incarnation, key)  # what is told of it is the last failure
+
+    def worked(self, order: Order) -> None:
+        """It was seen to have worked."""
+        key = _key(order.name, order.generation, is_load=isinstance(order, Load))
+        for kept in (self._failed, self._refused):
+            kept.succeeded(order.endpoint, order.incarnation, key)
+
+    def is_paused(
+        self, endpoint: Endpoint, life: Incarnation, name: str, generation: int, now: float, *, is_load: bool
+    ) -> bool:
+        """Whether it must not be tried again yet."""
+        key = _key(name, generation, is_load=is_load)
+        return any(kept.is_paused(endpoint, life, key, now) for kept in (self._failed, self._refused))
+
+    def failure(
+        self, endpoint: Endpoint, life: Incarnation, name: str, generation: int, *, is_load: bool
+    ) -> Failure | None:
+        """The last one that may pass, since it worked."""
+        return self._failed.last(endpoint, life, _key(name, generation, is_load=is_load))
+
+    def refusal(
+        self, endpoint: Endpoint, life: Incarnation, name: str, generation: int, *, is_load: bool
+    ) -> Failure | None:
+        """The last refusal, where the last failure was one."""
+        return self._refused.last(endpoint, life, _key(name, generation, is_load=is_load))
+
+    def prune(self, lives: dict[Endpoint, Incarnation], now: float) -> None:
+        """Forget what is long ago, and lives that are over. O(failures)."""
+        for kept in (self._failed, self._refused):
+            kept.prune(lives, now)
+
+
+def _key(name: str, generation: int, *, is_load: bool) -> str:
+    return f"{'load' if is_load else 'unload'} {name}@{generation}"

@@ -1,0 +1,76 @@
+"""What the store keeps of an adapter: read as it was written, by later versions and by earlier ones."""
+
+import msgspec
+import pytest
+
+from prefixmesh.proto.v1 import router_pb2 as pb
+from prefixmesh.router.adapters.records import (
+    FORMAT,
+    REMOVED_FOR_MS,
+    AdapterRecord,
+    decode,
+    encode,
+    name_of,
+    put_again,
+)
+from prefixmesh.router.pins.records import NewerRecordError
+
+SPEC = pb.AdapterSpec(name="clerk", path="some/folder", pinned=True)
+
+
+def test_record_is_read_as_it_was_written() -> None:
+    record = AdapterRecord(SPEC, 3, "d1", 12_345)
+    assert decode(encode(record)) == record
+    assert (record.name, record.key, record.is_removed) == ("clerk", "adapters/clerk", True)
+
+
+def test_fields_of_a_later_version_stay_in_the_wish() -> None:
+    """An older router writes them again as it has read them."""
+    later = SPEC.SerializeToString() + b"\xfa\x3f\x03new"  # field 1023, a string
+    record = decode(encode(AdapterRecord(pb.AdapterSpec.FromString(later), 1, "")))
+    assert b"\xfa\x3f\x03new" in record.spec.SerializeToString()
+
+
+def test_record_of_a_later_format_is_not_read() -> None:
+    value = msgspec.json.encode({"format": FORMAT + 1, "who": "knows"})
+    with pytest.raises(NewerRecordError, match=f"format {FORMAT + 1}"):
+        decode(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"no json",
+        b"[]",
+        b'{"format":1}',
+        b'{"format":1,"generation":1,"digest":"","removed_unix_ms":0,"spec":"/w=="}',
+    ],
+)
+def test_what_is_no_record_is_told_so(value: bytes) -> None:
+    with pytest.raises(ValueError, match="it is no adapter"):
+        decode(value)
+
+
+@pytest.mark.parametrize("key", ["adapters/", "adapters/a/b", "adapters/-a", "adapters/" + "a" * 129, "clerk"])
+def test_other_keys_name_none(key: str) -> None:
+    assert name_of(key) is None
+    assert name_of("adapters/clerk") == "clerk"
+
+
+def test_put_again_is_another_generation_of_unknown_content() -> None:
+    """Also over a removal that is still remembered: no two contents ever have one number."""
+    first = put_again(None, SPEC)
+    assert (first.generation, first.digest) == (1, "")
+    again = put_again(first._replace(digest="d1", removed_unix_ms=5), SPEC)
+    assert (again.generation, again.digest, again.is_removed) == (2, "", False)
+
+
+def test_removal_is_remembered_for_a_day() -> None:
+    removed = AdapterRecord(SPEC, 1, "d1", 1_000)
+    assert [removed.is_over(now) for now in (0, 1_000 + REMOVED_FOR_MS - 1, 1_000 + REMOVED_FOR_MS)] == [
+        False,
+        False,
+        True,
+    ]
+    assert not AdapterRecord(SPEC, 1, "d1").is_over(2**50)
