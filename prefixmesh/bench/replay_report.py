@@ -20,6 +20,9 @@ from prefixmesh.sim.replay_spec import ReplaySpec
 class Plot(NamedTuple):
     """A picture and what it shows."""
 
+    name: str
+    """Of a file that it would be, and of its place on the page."""
+
     caption: str
     svg: str
 
@@ -75,7 +78,7 @@ code { background: var(--code); padding: .1rem .3rem; overflow-wrap: anywhere }
 <tbody>{% for row in page.rows %}<tr><th scope="row">{{ row[0] }}</th>{% for one in row[1:] %}<td>{{ one }}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table></div>
 <p class="legend">{{ page.legend }}</p>
-{% for plot in plots %}<figure><div class="wide">{{ plot.svg | safe }}</div><figcaption>{{ plot.caption }}</figcaption></figure>
+{% for plot in plots %}<figure id="{{ plot.name }}"><div class="wide">{{ plot.svg | safe }}</div><figcaption>{{ plot.caption }}</figcaption></figure>
 {% endfor %}<p>Again: <code>{{ page.command }}</code></p>
 </html>
 """
@@ -98,11 +101,13 @@ def plots_of(found: Mapping[str, ReplayFigures], spec: ReplaySpec, sizes: Sweep 
     return [
         *plots,
         Plot(
+            "load",
             "Requests that wait or are computed, on the worker with the most of them at that moment and on the mean of all. All panels have "
             "one scale. What is shaded is what a router could still even out.",
             load_svg("Load over time", found),
         ),
         Plot(
+            "shared",
             "Prompt tokens count what was cached as well; work is what was computed: prefill, load-back, decoding. A level line is a load "
             "that is the same for all; where it begins on the left is the table's max by mean.",
             workers_svg("How it was shared among workers", found),
@@ -112,6 +117,7 @@ def plots_of(found: Mapping[str, ReplayFigures], spec: ReplaySpec, sizes: Sweep 
 
 def _first_token(found: Mapping[str, ReplayFigures]) -> Plot:
     return Plot(
+        "first_token",
         "A line further left is sooner. Where it crosses “half” is the median, “1 in 100” the slowest hundredth.",
         distribution_svg(
             "How long until the first token",
@@ -123,6 +129,7 @@ def _first_token(found: Mapping[str, ReplayFigures]) -> Plot:
 
 def _token_to_token(found: Mapping[str, ReplayFigures]) -> Plot:
     return Plot(
+        "token_to_token",
         "The mean of each answer that has more than one token.",
         distribution_svg(
             "How long from token to token",
@@ -135,12 +142,14 @@ def _token_to_token(found: Mapping[str, ReplayFigures]) -> Plot:
 def _sizes(spec: ReplaySpec, sizes: Sweep) -> list[Plot]:
     return [
         Plot(
+            "by_room",
             f"Everything replayed again with {spec.workers:,} workers of other sizes; the grey line is the size of this page.",
             sizes_svg(
                 "Cached share by room", "tokens on each worker", sizes.by_device_tokens, spec.device_tokens
             ),
         ),
         Plot(
+            "by_workers",
             f"And with other numbers of workers of {spec.device_tokens:,} tokens each, and the same requests.",
             sizes_svg("Cached share by number of workers", "workers", sizes.by_workers, spec.workers),
         ),

@@ -41,9 +41,9 @@ def test_page_escapes_all_that_is_told_and_keeps_pictures() -> None:
     hostile = '<script>alert("&")</script>'
     columns = [Column(hostile, hostile), Column("cached", hostile), Column("host")]
     page = Page(hostile, [(hostile, hostile)], columns, [[hostile, "1", "2"]], hostile, hostile)
-    html = report_html(page, [Plot(hostile, "<svg><g/></svg>")])
+    html = report_html(page, [Plot(hostile, hostile, "<svg><g/></svg>")])
     assert "<script" not in html
-    assert html.count("&lt;script&gt;") == 10
+    assert html.count("&lt;script&gt;") == 11
     assert 'colspan="2"' in html, "names of columns that belong together stand under one of theirs"
     assert "<svg><g/></svg>" in html
 
