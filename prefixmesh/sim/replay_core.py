@@ -7,7 +7,7 @@ hear the same of caches, each of its own requests, and of one another's nothing 
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from random import Random
 from time import perf_counter
 from typing import Final
@@ -64,9 +64,13 @@ class CoreRouter:
         block_size: int,
         routed_every: int,
         chunk_tokens: int,
+        adapters: Collection[str] = (),
     ) -> None:
+        """``adapters``: all that requests name, each of which every worker has, in memory or not; none where loads take no time."""
         self._sim = sim
         self._every = routed_every
+        # A name and a content are the same here.
+        self._adapters = {name: name for name in sorted(adapters)}
         self.decisions_s = array("d")
         """Of this machine's time, each."""
 
@@ -85,7 +89,16 @@ class CoreRouter:
         )
         self._placements: dict[int, Placement] = {}
         self._news = [
-            _WorkerNews(sim, self.core, worker, block_size, block_size // routed_every, chunk_tokens, place)
+            _WorkerNews(
+                sim,
+                self.core,
+                worker,
+                block_size,
+                block_size // routed_every,
+                chunk_tokens,
+                place,
+                self._adapters,
+            )
             for place, worker in enumerate(workers)
         ]
         self._place_of = {news.endpoint: place for place, news in enumerate(self._news)}
@@ -94,10 +107,13 @@ class CoreRouter:
     def route(self, job: Job) -> int:
         """See ``ReplayRouter.route``."""
         request, every = job.request, self._every
+        adapter = self._adapters.get(request.adapter, "")
         asked = RouteRequest(
             fingerprints=job.names[every - 1 :: every],
             prompt_tokens=request.input_length,
             max_tokens=request.output_length,
+            adapter=adapter,
+            adapter_digest=adapter,
         )
         request_id, now = RequestId(str(job.number)), self._sim.now
         began = perf_counter()
@@ -184,6 +200,7 @@ class _WorkerNews:
         page_size: int,
         chunk_tokens: int,
         place: int,
+        adapters: Mapping[str, str],
     ) -> None:
         self.endpoint = Endpoint(f"worker-{place}")
         self._sim = sim
@@ -191,6 +208,7 @@ class _WorkerNews:
         self._worker = worker
         self._block_size = block_size
         self._page_size = page_size
+        self._adapters = adapters
         self._rates = _rates(worker.timing, chunk_tokens)
         self._incarnation = Incarnation(place + 1)
         self._sequence = 0
@@ -259,7 +277,7 @@ class _WorkerNews:
 
     def _report(self) -> None:
         worker, rates = self._worker, self._rates
-        cache = worker.cache
+        cache, adapters = worker.cache, worker.adapters
         in_use, free = cache.used_blocks, cache.free_blocks
         report = WorkerReport(
             summary=CacheSummary(_EPOCH, self._sequence, tuple(cache.state(tier) for tier in Tier)),
@@ -279,6 +297,8 @@ class _WorkerNews:
             prefill_ms_per_token2=rates.prefill_ms_per_token2,
             decode_step_ms=worker.step_ms,
             load_back_ms_per_token=rates.load_back_ms_per_token,
+            adapter_load_ms=0.0 if adapters is None else adapters.load_ms,
+            resident_adapters=() if adapters is None else adapters.resident,
             accepted=tuple(self._accepted),
             prefilled=tuple(self._prefilled),
             ended=tuple(self._ended),
@@ -305,6 +325,7 @@ class _WorkerNews:
             block_size=self._block_size,
             total_tokens=self._worker.cache.total_blocks * self._page_size,
             rates=self._rates,
+            adapters=self._adapters,
         )
 
 

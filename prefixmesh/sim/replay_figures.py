@@ -84,6 +84,9 @@ class ReplayFigures:
     copies: float
     """On how many workers a block is that is on any, at the end, on the mean."""
 
+    adapter_wait_share: float
+    """Of all requests, those that came when their LoRA adapter was not in memory, and waited for it."""
+
     lasted_s: float
     """From the first arrival to the last end."""
 
@@ -135,6 +138,7 @@ class ReplayFigures:
             "goodput_share": self.goodput_share,
             "goodput_per_s": self.goodput_per_s,
             "copies": self.copies,
+            "adapter_wait_share": self.adapter_wait_share,
             "lasted_s": self.lasted_s,
             "decision_us": None if self.decision_us is None else self.decision_us.as_json(),
             "log_digest": self.log_digest,
@@ -167,6 +171,7 @@ def figures_of(
         prompt_tokens_by_worker=sent,
         work_ms_by_worker=work,
         copies=_copies(workers),
+        adapter_wait_share=sum(one.adapters.waited for one in workers if one.adapters is not None) / len(log),
         lasted_s=float(log.ended_s.max() - log.arrived_s.min()),
         log_digest=log.digest(),
         decision_us=None if decisions_s is None else Percentiles.of(1e6 * np.asarray(decisions_s)),

@@ -126,6 +126,7 @@ class Fleet:
                 max_running=spec.max_running,
                 at_once=is_ceiling or spec.at_once,
                 shared=self._make_shared(),
+                max_adapters=0 if is_ceiling else spec.max_resident_adapters,
             )
             for place, cache in enumerate(caches)
         ]
@@ -153,6 +154,7 @@ class Fleet:
         config = PolicyConfig(
             policy=_OURS[policy], spill_weight=spec.spill_weight, slow_start_s=0.0, max_wait_s=0.0
         )
+        adapters = {one.adapter for one in self._requests if one.adapter and spec.max_resident_adapters}
         return SeveralRouters(
             [
                 CoreRouter(
@@ -163,6 +165,7 @@ class Fleet:
                     block_size=self._block_size * self._routed_every,
                     routed_every=self._routed_every,
                     chunk_tokens=spec.chunk_tokens,
+                    adapters=adapters,
                 )
                 for number in range(spec.routers)
             ]

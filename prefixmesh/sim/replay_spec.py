@@ -11,6 +11,7 @@ from prefixmesh.sim.replay_cascade import cascade_min_reads
 from prefixmesh.sim.replay_figures import NO_OBJECTIVE, Objective
 from prefixmesh.sim.rivals.catalogue import RULES
 from prefixmesh.sim.timing import H100X2_70B, TimingModel
+from prefixmesh.worker.adapters import MAX_NAMES
 
 CEILINGS: Final = ("one_pooled_cache", "one_infinite_cache")
 """What no router can pass: all workers find in one cache what any of them has computed, or is about to."""
@@ -55,6 +56,9 @@ class ReplaySpec:
     max_running: int = 0
     """Most requests that a worker computes at a time; 0: as many as have room."""
 
+    max_resident_adapters: int = 8
+    """Most LoRA adapters in a worker's memory, as many as an engine has unless told (``EngineConfig``). 0: all are, and nothing is loaded."""
+
     cascade: bool = False
     """Whether KV that several who decode share is read once a step (``replay_cascade``), as the engine does, or for each of them."""
 
@@ -89,6 +93,7 @@ class ReplaySpec:
             ("chunk_tokens", 1, MAX_TOKENS),
             ("max_running", 0, MAX_CONCURRENCY),
             ("concurrency", 0, MAX_CONCURRENCY),
+            ("max_resident_adapters", 0, MAX_NAMES),
             ("cascade_min_reads", 1, MAX_TOKENS),
         ):
             value = getattr(self, name)

@@ -1,12 +1,12 @@
 """A worker in a replay: prompts are computed in turn, several to a step where they are short, and answers decode beside them.
 
-    queue -> prefill, by chunks -> first token -> decoding, a token a step -> end
-                                      |                                         |
-    cache <-- the prompt's blocks ----+ <-- the answer's blocks ----------------+
+    (its adapter) -> queue -> prefill, by chunks -> first token -> decoding, a token a step -> end
+                                                        |                                         |
+                      cache <-- the prompt's blocks ----+ <-- the answer's blocks ----------------+
 
 Who waits, who begins when, and what that does to the cache; who is in a step and how long steps are is told by ``replay_batch``. A request
 begins when those before it have and its KV has room, that of its whole answer too: how long answers will be is known here, so nothing is
-ever preempted.
+ever preempted. One whose LoRA adapter is not in memory waits beside the queue until it is (``replay_adapters``).
 
 This is not the engine that serves (``worker.scheduler``): prompts are never computed out of turn, and answers are never guessed too short.
 """
@@ -18,6 +18,7 @@ from typing import Final
 
 from prefixmesh.ids import Fingerprint
 from prefixmesh.sim.kernel import Simulation, Timer
+from prefixmesh.sim.replay_adapters import ReplayAdapters
 from prefixmesh.sim.replay_batch import ReplayBatch, squares
 from prefixmesh.sim.replay_cache import BlockCache, Change, Held
 from prefixmesh.sim.replay_cascade import SharedReads
@@ -30,7 +31,7 @@ _MS_PER_S: Final = 1e3
 
 class ReplayWorker:
     """See the module. ``at_once``: see ``ReplaySpec.at_once``; requests that run take no room then. ``max_running``: 0 is any number.
-    ``shared``: see ``ReplayBatch``."""
+    ``shared``: see ``ReplayBatch``. ``max_adapters``: so many in memory; 0: all that are asked for, from the beginning."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class ReplayWorker:
         max_running: int = 0,
         at_once: bool = False,
         shared: SharedReads | None = None,
+        max_adapters: int = 0,
     ) -> None:
         self.place = place
         self.cache = cache
@@ -57,9 +59,15 @@ class ReplayWorker:
         self._queue: deque[Job] = deque()
         self._coming: Counter[Fingerprint] = Counter()
         self._batch = ReplayBatch(timing, chunk_tokens, shared)
+        self.adapters = (
+            ReplayAdapters(sim, max_adapters, timing.adapter_load_ms, self._join_queue)
+            if max_adapters
+            else None
+        )
         # When the steps that are being made began, and what comes when they are over.
         self._since = sim.now
         self._timer: Timer | None = None
+        self._is_between_steps = False
         # Of all who wait.
         self._queued_tokens = 0
         self._queued_squares: float = 0
@@ -72,12 +80,12 @@ class ReplayWorker:
     @property
     def in_flight(self) -> int:
         """Requests that have not ended."""
-        return len(self._queue) + len(self._batch)
+        return self.queued + len(self._batch)
 
     @property
     def queued(self) -> int:
         """Those whose prefill has not begun."""
-        return len(self._queue)
+        return len(self._queue) + (0 if self.adapters is None else len(self.adapters))
 
     @property
     def decode_tokens(self) -> float:
@@ -120,9 +128,17 @@ class ReplayWorker:
             held = self.held(job.names)
             job.uncached_tokens = request.input_length - self._tokens(held.total, request)
             self._coming.update(job.names)
-        self._queue.append(job)
         self._queued_tokens += job.uncached_tokens
         self._queued_squares += squares(request.input_length, job.uncached_tokens)
+        if self.adapters is not None and request.adapter:
+            self.adapters.take(job)
+        else:
+            self._join_queue(job)
+
+    def _join_queue(self, job: Job) -> None:
+        self._queue.append(job)
+        if self._is_between_steps:
+            return
         if not self._batch.steps:
             self._make_steps()
         elif not self._batch.prefills and len(self._queue) == 1:
@@ -144,12 +160,14 @@ class ReplayWorker:
     def _on_steps(self) -> None:
         """The steps are over, and what ended with them is told in the order of its beginning."""
         self._timer = None
+        self._is_between_steps = True
         over = self._batch.made()
         self._since = self._sim.now
         for job in over:
             self._end_prefill(job)
         while (job_ended := self._batch.take_ended()) is not None:
             self._end(job_ended)
+        self._is_between_steps = False
         self._make_steps()
 
     def _stop_soon(self) -> None:
@@ -243,6 +261,8 @@ class ReplayWorker:
             self._leave(job, job.left_names, min(whole, len(job.locked)))
             self.cache.end(job.locked, job.private_blocks)
             job.locked = ()
+        if self.adapters is not None:
+            self.adapters.release(job)
         job.ended_at = self._sim.now
         self._listener.ended(job)
 

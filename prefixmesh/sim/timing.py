@@ -13,7 +13,9 @@ curve that workers measure and report, by the same names. KV that is copied betw
 Sums and not the larger of them: a real step overlaps some of it, never all. The profiles below are by arithmetic from a roofline and
 are not measured: half of a card's 990 TFLOP/s (bf16) and half of its 3.35 TB/s reached, two operations per parameter and token, and
 ``4 * layers * attention width`` per token and token before it, half of which is the curve's part. Copies: half of the 64 GB/s which 16
-lanes of PCI Express 5 carry each way, as the data sheet of the card tells (128 GB/s both ways together).
+lanes of PCI Express 5 carry each way, as the data sheet of the card tells (128 GB/s both ways together). LoRA adapters are copied as
+quickly: ``2 bytes * rank * (inputs + outputs)`` of each linear map of a layer, all seven of them, of rank 16; that their files are in the
+host's memory is assumed.
 """
 
 import math
@@ -44,6 +46,9 @@ class TimingModel:
 
     offload_ms_per_token: float = 0.0
     """Of KV that is copied from the device to the host."""
+
+    adapter_load_ms: float = 0.0
+    """Of a LoRA adapter's weights, from the host's memory to the device's."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -81,8 +86,10 @@ H100_8B: Final = TimingModel(
     decode_ms_per_kv_token=7.8e-5,
     load_back_ms_per_token=4.1e-3,
     offload_ms_per_token=4.1e-3,
+    adapter_load_ms=2.6,
 )
-"""A model of 8 billion parameters in bfloat16 on one H100: 32 layers, attention 4,096 wide, 128 KiB of KV a token."""
+"""A model of 8 billion parameters in bfloat16 on one H100: 32 layers, attention 4,096 wide, 128 KiB of KV a token. An adapter has 84 MB:
+32 layers of 4,096 to 4,096 twice, to 1,024 twice, to 14,336 twice, and from there back."""
 
 H100X2_70B: Final = TimingModel(
     step_ms=41.8,
@@ -92,9 +99,10 @@ H100X2_70B: Final = TimingModel(
     decode_ms_per_kv_token=9.8e-5,
     load_back_ms_per_token=5.1e-3,
     offload_ms_per_token=5.1e-3,
+    adapter_load_ms=6.5,
 )
 """A model of 70 billion parameters in bfloat16 on two H100: 80 layers, attention 8,192 wide, 320 KiB of KV a token, of which
-either card copies half over lanes of its own. By the same arithmetic, with what the two cards have to tell each other left out."""
+either card copies half over lanes of its own, and half of an adapter's 414 MB. By the same arithmetic, with what the two cards have to tell each other left out."""
 
 QUICK: Final = TimingModel(
     step_ms=2.0,

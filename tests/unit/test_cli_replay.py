@@ -85,6 +85,7 @@ def test_every_flag_of_the_fleet_changes_what_comes_of_it() -> None:
     )
     again = ("--policy", "round_robin", "--workers", "1")
     assert figures(*again, "--at-once")["round_robin"] != figures(*again)["round_robin"]
+    assert page_of("--max-resident-adapters", "3")["fleet"]["max_resident_adapters"] == 3
     assert page_of("--cascade")["fleet"]["cascade"] is True
     assert (
         page_of("--profile", "h100x8-70b")["fleet"]["cascade_min_reads"]
