@@ -137,7 +137,7 @@ def replay(
         run_faults(read_trace_or_workload(trace, seed, made), seed, seeds, as_json=as_json)
         return
     if report is not None:
-        from prefixmesh.bench.replay_plots import require_matplotlib
+        from prefixmesh.bench.plot_svg import require_matplotlib
 
         require_matplotlib()  # sooner than after a long run
     names = POLICIES if ALL in policies else tuple(dict.fromkeys(policies)) or DEFAULT_POLICIES
@@ -157,7 +157,7 @@ def replay(
     if report is not None:
         _write_report(report, title, runs, found, is_swept=sweep)
     if as_json:
-        click.echo(json.dumps(as_object(title, found), indent=2))
+        click.echo(json.dumps(as_object(title, found), indent=2, allow_nan=False))
     else:
         print_figures(title, found)
 
@@ -231,7 +231,7 @@ def _write_report(
 
     is_shown = sys.stderr.isatty()
     sizes = sweep(title.workload, runs, found, tell if is_shown else None) if is_swept else None
-    html = report_html(as_page(title, found), plots_of(found, title.spec.workers, sizes))
+    html = report_html(as_page(title, found), plots_of(found, title.spec, sizes))
     try:
         path.write_text(html, encoding="utf-8")
     except OSError as error:
