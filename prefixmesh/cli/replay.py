@@ -4,12 +4,13 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from prefixmesh.cli.replay_faults import MIXED, run_faults
+from prefixmesh.cli.replay_faults import FaultCommand, print_script, run_faults
 from prefixmesh.cli.replay_table import Title, as_object, as_page, print_figures
 
 if TYPE_CHECKING:
@@ -87,11 +88,19 @@ DEFAULT_POLICIES: Final = ("cost", "match_gate", "block_cost", "weighted_scores"
 @click.option("--block-size", type=int, help="Tokens that its blocks have.  [default: 64]")
 @click.option(
     "--faults",
-    type=click.Choice((MIXED,)),
-    help="Another form: for each seed a piece of the trace, made small, through a fleet of a few workers in which crashes, cuts, lies and "
-    "the like are mixed, over a network, and then what must hold. Fleet, policy and profile are the seed's.",
+    metavar="KINDS|FILE",
+    help="Another form: for each seed a piece of the trace, made small, through a fleet of a few workers in which much goes wrong, over a "
+    "network, and then what must hold. Fleet, policy and profile are the seed's. mixed, or some of crashes, stalls, lies, refusals, copies, "
+    "partitions, network, store, with commas; or a script in JSON.",
 )
 @click.option("--seeds", type=int, default=1, show_default=True, help="How many of those, from --seed on.")
+@click.option("--jobs", type=int, default=1, show_default=True, help="By so many processes.")
+@click.option(
+    "--print-script",
+    "prints_script",
+    is_flag=True,
+    help="Print what goes wrong in --seed, as a script in JSON.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of policies and workloads that draw.")
 @click.option(
     "--report",
@@ -118,6 +127,8 @@ def replay(
     report: Path | None,
     faults: str | None,
     seeds: int,
+    jobs: int,
+    prints_script: bool,
     sweep: bool,
     as_json: bool,
     seed: int,
@@ -134,7 +145,14 @@ def replay(
 
     made = {"requests": requests, "block_size": block_size}
     if faults is not None:
-        run_faults(read_trace_or_workload(trace, seed, made), seed, seeds, as_json=as_json)
+        asked = FaultCommand(
+            trace=trace, faults=faults, seed=seed, seeds=seeds, jobs=jobs, made=made, as_json=as_json
+        )
+        if prints_script:
+            print_script(asked)
+        else:
+            # One workload for all seeds, each of which can be run again alone.
+            run_faults(asked, partial(read_trace_or_workload, trace, 0, made))
         return
     if report is not None:
         from prefixmesh.bench.plot_svg import require_matplotlib

@@ -39,6 +39,8 @@ def broken_rules(run: "FaultRun") -> list[str]:
 def is_quiet(run: "FaultRun") -> bool:
     """Whether nothing is left that only time takes away: workers that are out, expectations, views that are not proved. O(workers)."""
     lives = [router.life for router in run.routers]
+    if run.state is not None and not run.state.is_quiet([life for life in lives if life is not None]):
+        return False
     return all(
         life is not None
         and not (life.requests or life.core.view.predictions or life.core.open_tickets)
@@ -66,7 +68,12 @@ def _broken(run: "FaultRun") -> Iterator[str]:
             yield from _of_router(router, router.life)
     for worker in run.workers.values():
         yield from _of_worker(worker)
-    yield from broken_pins(run.wishes, list(run.workers.values()), run.sim.now)
+    lives = [router.life for router in run.routers if router.life is not None]
+    # A worker that was lost from the registry, as it may be with a store that lost all, keeps what it has.
+    followed = [one for name, one in run.workers.items() if all(name in life.links for life in lives)]
+    yield from broken_pins(run.wishes, followed, run.sim.now)
+    if run.state is not None:
+        yield from run.state.broken(run.routers)
 
 
 def _of_client(client: SimulatedClient, expected: list[int]) -> Iterator[str]:

@@ -1,16 +1,17 @@
 """The pins of a fault run: what operators wish for in it, and what must hold of it once all is quiet.
 
-Two of the beginnings that conversations share are pinned, one on two workers and one on all. Mishaps hit the controller like everything else: its router
-dies, its workers die with what they hold, links are cut, calls are late. The first router keeps the pins; who would act instead of it is another
-question (``router.pins.acting_lease``).
+Two of the beginnings that conversations share are pinned, one on two workers and one on all, or what a workload says is. Mishaps hit the controller like
+everything else: its router dies, its workers die with what they hold, links are cut, calls are late, and the store in which wishes and the
+lease to act are is gone (``fault_state``).
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from prefixmesh.cache.fingerprint import block_fingerprints
 from prefixmesh.cache.tier import Tier
 from prefixmesh.errors import InternalError
+from prefixmesh.ids import Namespace
 from prefixmesh.router.pins.sizes import size_tokens
 from prefixmesh.router.pins.wishes import PinVersion, Wish
 from prefixmesh.sim.fault_traffic import NAMESPACES, system_prompt
@@ -26,18 +27,48 @@ REST_S: Final = 10.0
 """Without an order for so long, pins are as they will be: more than any pause."""
 
 
-def pin_wishes(vocab_size: int) -> list[Wish]:
-    """The two wishes."""
-    wanted = ((0, 2), (1, 0))
-    return [_wish(system, replicas, vocab_size) for system, replicas in wanted]
+class Pinned(NamedTuple):
+    """A prefix that somebody wants kept."""
+
+    name: str
+    namespace: Namespace
+    tokens: bytes
+    """Packed."""
+
+    replicas: int
+    """0: on all workers."""
+
+
+def beginnings(vocab_size: int) -> list[Pinned]:
+    """Two of those that conversations of our own share."""
+    return [
+        Pinned(f"system-{system}", NAMESPACES[0], pack(system_prompt(system, vocab_size)), replicas)
+        for system, replicas in ((0, 2), (1, 0))
+    ]
+
+
+def wish_of(pinned: Pinned) -> Wish:
+    """What the controller is to bring about for it."""
+    return Wish(
+        source="pin",
+        owner="operator",
+        name=pinned.name,
+        tier=Tier.DEVICE,
+        replicas=pinned.replicas,
+        version=PinVersion(
+            generation=1,
+            namespace=pinned.namespace,
+            tokens=pinned.tokens,
+            fingerprints=block_fingerprints(pinned.namespace, pinned.tokens),
+        ),
+    )
 
 
 def pins_rest(routers: Sequence[SimulatedRouter], now: float) -> bool:
     """Whether nothing is under way for pins, and nothing was ordered lately."""
-    lives = [router.life for router in routers if router.wishes is not None]
-    keepers = [None if life is None else life.pins for life in lives]
+    keepers = [router.life.pins for router in routers if router.life is not None]
     return all(
-        pins is not None and not pins.controller.under_way and now - pins.ordered_at >= REST_S
+        pins is None or (not pins.controller.under_way and now - pins.ordered_at >= REST_S)
         for pins in keepers
     )
 
@@ -68,23 +99,6 @@ def broken_pins(wishes: Sequence[Wish], workers: Sequence[SimulatedWorker], now:
                     and _has_room(worker, answers[worker.name], wish)
                 ):
                     yield f"{wish.pin_id}: {sorted(held)} hold it, and {worker.name} has room and does not"
-
-
-def _wish(system: int, replicas: int, vocab_size: int) -> Wish:
-    tokens, namespace = pack(system_prompt(system, vocab_size)), NAMESPACES[0]
-    return Wish(
-        source="pin",
-        owner="operator",
-        name=f"system-{system}",
-        tier=Tier.DEVICE,
-        replicas=replicas,
-        version=PinVersion(
-            generation=1,
-            namespace=namespace,
-            tokens=tokens,
-            fingerprints=block_fingerprints(namespace, tokens),
-        ),
-    )
 
 
 def _pins_of(worker: SimulatedWorker, now: float) -> PrefixAnswer:

@@ -61,7 +61,7 @@ SIMULATED_ONLY: Final = frozenset({FaultKind.STALL, FaultKind.CLOCK})
 REFUSALS: Final = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
 """By which status a live worker says no: it is full, or it takes nothing new. The first of them where none is given."""
 
-_MAY_BE_NEGATIVE: Final = frozenset({FaultKind.WRONG_CACHED, FaultKind.CLOCK})
+MAY_BE_NEGATIVE: Final = frozenset({FaultKind.WRONG_CACHED, FaultKind.CLOCK})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,7 +193,7 @@ def _parse_fault(value: Any, where: str) -> Fault:
         raise ConfigError(f"{where}.kind: must be one of {kinds}, got {value.get('kind')!r:.40}") from error
     if kind in SIMULATED_ONLY:
         raise ConfigError(f"{where}.kind: {kind.value} is for simulated workers; stop a process with SIGSTOP")
-    least_amount = -math.inf if kind in _MAY_BE_NEGATIVE else 0.0
+    least_amount = -math.inf if kind in MAY_BE_NEGATIVE else 0.0
     return Fault(
         kind=kind,
         at_s=_number(value, "at_s", 0.0, where, least=0.0),

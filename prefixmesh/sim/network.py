@@ -80,9 +80,10 @@ class NetworkCounts:
 class Network:
     """All links between named ends. Links are made as they are used, with the network's own quality."""
 
-    def __init__(self, sim: Simulation, quality: LinkQuality | None = None) -> None:
+    def __init__(self, sim: Simulation, quality: LinkQuality | None = None, *, name: str = "network") -> None:
+        """``name`` is that of its source of chance."""
         self._sim = sim
-        self._rng = sim.fork_rng("network")
+        self._rng = sim.fork_rng(name)
         self._quality = quality or LinkQuality()
         self._own_quality: dict[tuple[Name, Name], LinkQuality] = {}
         self._cut: set[tuple[Name, Name]] = set()

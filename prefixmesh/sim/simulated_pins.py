@@ -1,7 +1,7 @@
 """A simulated router's pins: the real controller, and around it what the real shell does (``router.pins.pin_keeper``), by messages over a simulated
 network.
 
-Wishes are given, as by a store that everybody can read; there is no lease: whoever builds a fleet lets one router keep its pins.
+Wishes are given. Where routers share a store, the one that holds the lease in it acts; else whoever builds a fleet lets one router keep its pins.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,8 @@ ROUND_S: Final = 0.25
 LIST_S: Final = 1.0
 """Every worker is asked so often for its pins: here nobody goes by its reports."""
 
-Wishes = Callable[[], Sequence[Wish]]
+Wishes = Callable[[], Sequence[Wish] | None]
+"""None: they are not known."""
 
 
 class Keeping(Protocol):
@@ -51,9 +52,22 @@ class Keeping(Protocol):
 class SimulatedPins:
     """See the module. It begins at once; ``end`` is the life's end."""
 
-    def __init__(self, router: Keeping, wishes: Wishes, config: PinControllerConfig) -> None:
+    def __init__(
+        self,
+        router: Keeping,
+        wishes: Wishes,
+        config: PinControllerConfig,
+        *,
+        may_act: Callable[[], bool] = lambda: True,
+        on_order: Callable[[Action], object] = lambda _: None,
+    ) -> None:
+        """``may_act``: whether this router is the one that acts; ``on_order`` is told of whatever is ordered."""
         self._router = router
         self._wishes = wishes
+        self._config = config
+        self._may_act = may_act
+        self._on_order = on_order
+        self._was_acting = False
         self.controller = PinController(config)
         self.ordered_at = 0.0
         """When something was ordered last."""
@@ -69,7 +83,7 @@ class SimulatedPins:
 
     def statuses(self) -> list[WishStatus]:
         """How far each wish is, as of the last round."""
-        return [self.controller.status(wish) for wish in self._wishes()]
+        return [self.controller.status(wish) for wish in self._wishes() or ()]
 
     def _round(self) -> None:
         if self._is_over:
@@ -78,11 +92,17 @@ class SimulatedPins:
         for entry in core.registry:
             if entry.facts is not None and now - self._asked_at.get(entry.endpoint, -LIST_S) >= LIST_S:
                 self._list(entry)
-        wishes = list(self._wishes())
+        wishes = self._wishes()
         proofs: Proofs = {}
-        prove(core.view, wishes, DEFAULT_BLOCK_SIZE, proofs)
-        for action in self.controller.step(now, wishes, seen_workers(core.fleet, self._told_by, proofs)):
+        prove(core.view, wishes or (), DEFAULT_BLOCK_SIZE, proofs)
+        acts = self._may_act()
+        if acts != self._was_acting:
+            # As ``PinKeeper``: whoever acts anew goes by what it sees, and by nothing that was ordered in another term.
+            self.controller, self._was_acting = PinController(self._config), acts
+        seen = seen_workers(core.fleet, self._told_by, proofs)
+        for action in self.controller.step(now, wishes, seen, acts=acts):
             self.ordered_at = now
+            self._on_order(action)
             self._order(action)
         self._router.sim.call_later(ROUND_S, self._round)
 
@@ -103,8 +123,11 @@ class SimulatedPins:
         self._call(entry.endpoint, lambda pins, tell: pins.list_pins(tell), on_told, lambda: None)
 
     def _order(self, action: Action) -> None:
+        controller = self.controller
+
         def on_end(problem: str) -> None:
-            self.controller.ended(action.number, problem, self._router.sim.now)
+            if controller is self.controller:  # else it was ordered in another term
+                controller.ended(action.number, problem, self._router.sim.now)
             self._asked_at.pop(action.endpoint, None)
 
         def begin(pins: SimulatedWarming, tell: Callable[[str], object]) -> None:

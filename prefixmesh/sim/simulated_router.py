@@ -5,6 +5,7 @@ each worker who it is and follows it (``simulated_link``), and carries requests 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from prefixmesh.cache.fingerprint import DEFAULT_BLOCK_SIZE, FINGERPRINT_VERSION
@@ -20,12 +21,15 @@ from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.heat.config import HeatConfig
 from prefixmesh.router.heat.watch import HeatWatch
 from prefixmesh.router.pins.config import PinControllerConfig
-from prefixmesh.router.pins.wishes import Wish
+from prefixmesh.router.pins.records import PINS
+from prefixmesh.router.pins.wishes import Action, Wish
 from prefixmesh.router.policy import PolicyConfig
 from prefixmesh.router.public_prefixes import PublicPrefixes
 from prefixmesh.router.retry_budget import RetryBudget
 from prefixmesh.router.routing import RouterCore
+from prefixmesh.router.state_store import Change, Entry
 from prefixmesh.router.worker_identity import Expected
+from prefixmesh.router.worker_roster import WORKERS
 from prefixmesh.sim.fake_engine import ModelIdentity
 from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.network import Network, Stream
@@ -34,6 +38,8 @@ from prefixmesh.sim.simulated_link import SimulatedLink
 from prefixmesh.sim.simulated_pins import SimulatedPins, Wishes
 from prefixmesh.sim.simulated_question import Question, as_route_request
 from prefixmesh.sim.simulated_request import TENANT, Answered, SimulatedRequest
+from prefixmesh.sim.simulated_state import SimulatedState
+from prefixmesh.sim.simulated_store import SimulatedStore
 from prefixmesh.sim.simulated_worker import SimulatedWorker
 from prefixmesh.ticket import Ticket, sign
 
@@ -59,6 +65,17 @@ class AnswerEnd(NamedTuple):
     """None where the answer is whole."""
 
 
+class SharedState(NamedTuple):
+    """What a router shares with others, and how it reads it."""
+
+    store: SimulatedStore
+    wish_of: Callable[[Entry], Wish]
+    """Of an entry under ``pins/``."""
+
+    on_order: Callable[[str, Action], object]
+    """Told of whatever a router, by its name of this life, orders for pins."""
+
+
 class SimulatedRouter:
     """One router, which may be one of several before the same workers. ``crash`` and ``start`` may be called at any time."""
 
@@ -76,8 +93,10 @@ class SimulatedRouter:
         news_may_garble: Callable[[News], bool] | None = None,
         wishes: Wishes | None = None,
         heat: HeatConfig | None = None,
+        shared: SharedState | None = None,
     ) -> None:
-        """With ``wishes`` it keeps the fleet's pins, with ``heat`` what is hot besides. ``news_may_garble`` is of ``Network.open_stream``, for the workers' news."""
+        """With ``wishes`` it keeps the fleet's pins, with ``heat`` what is hot besides; with ``shared`` it shares a store with others, which says
+        what is wished and which workers there are, but for the first. ``news_may_garble`` is of ``Network.open_stream``, for the workers' news."""
         self.sim = sim
         self.network = network
         self.name = name
@@ -92,6 +111,7 @@ class SimulatedRouter:
         self.news_may_garble = news_may_garble
         self.wishes = wishes
         self.heat = heat
+        self.shared = shared
         self.rng = sim.fork_rng(f"router {name}")
         self.life: RouterLife | None = None
         """None while it is down."""
@@ -196,12 +216,18 @@ class RouterLife:
         self._news = self.core.registry.follow()
         self._is_over = False
         self.links: dict[Endpoint, SimulatedLink] = {}
-        for endpoint, worker in router.workers.items():
-            self.links[endpoint] = SimulatedLink(self, endpoint, worker)
+        self.forgotten: list[str] = []
+        """Workers that the store was believed to know no more; nobody removes any."""
+
+        self._workers, self._shared = router.workers, router.shared
+        given = list(router.workers) if self._shared is None else list(router.workers)[:1]
+        for endpoint in given:
+            self._add_worker(endpoint)
         self.heat = None if router.heat is None else HeatWatch(self.core, router.heat, DEFAULT_BLOCK_SIZE)
-        pinned = router.wishes
-        is_keeping = pinned is not None or self.heat is not None
-        self.pins = SimulatedPins(self, lambda: self._wishes(pinned), PIN_CONFIG) if is_keeping else None
+        self.state: SimulatedState | None = None
+        if self._shared is not None:
+            self.state = SimulatedState(self._shared.store, self.name, self.router_id, self._take_over)
+        self.pins = self._keep_pins(router.wishes)
         self._review()
 
     def ask(
@@ -252,6 +278,8 @@ class RouterLife:
         self._is_over = True
         if self.pins is not None:
             self.pins.end()
+        if self.state is not None:
+            self.state.end()
         for request in list(self.requests):
             request.vanish()
         for link in self.links.values():
@@ -274,9 +302,43 @@ class RouterLife:
             if entry.ejected and link is not None:
                 link.give_up_calls(f"worker {entry.name} {entry.problem}")
 
-    def _wishes(self, pinned: Wishes | None) -> Sequence[Wish]:
+    def _add_worker(self, endpoint: Endpoint) -> None:
+        if endpoint not in self.links:
+            self.links[endpoint] = SimulatedLink(self, endpoint, self._workers[endpoint])
+
+    def _take_over(self, change: Change) -> None:
+        """What the store says of a worker, as ``router.worker_roster`` does."""
+        if not change.key.startswith(WORKERS):
+            return
+        address = change.key.removeprefix(WORKERS)
+        if change.value is None:
+            self.forgotten.append(address)
+        else:
+            self._add_worker(Endpoint(address))
+
+    def _keep_pins(self, pinned: Wishes | None) -> SimulatedPins | None:
+        shared, state = self._shared, self.state
+        if shared is not None and state is not None:
+            return SimulatedPins(
+                self,
+                lambda: self._shared_wishes(shared, state),
+                PIN_CONFIG,
+                may_act=lambda: state.lease.is_held,
+                on_order=partial(shared.on_order, self.router_id),
+            )
+        if pinned is None and self.heat is None:
+            return None
+        return SimulatedPins(self, lambda: self._wishes(pinned), PIN_CONFIG)
+
+    def _shared_wishes(self, shared: SharedState, state: SimulatedState) -> Sequence[Wish] | None:
+        if not state.is_known:
+            return None
+        return [shared.wish_of(entry) for entry in state.mirror.entries(PINS)]
+
+    def _wishes(self, pinned: Wishes | None) -> Sequence[Wish] | None:
         hot = () if self.heat is None else self.heat.wishes(self.sim.now, ())
-        return [*(() if pinned is None else pinned()), *hot]
+        wished: Sequence[Wish] | None = () if pinned is None else pinned()
+        return None if wished is None else [*wished, *hot]
 
     def _draw(self) -> int:
         return self._rng.getrandbits(64)

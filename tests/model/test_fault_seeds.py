@@ -44,7 +44,7 @@ def check(seeds: range) -> Counter[str]:
 
 def test_a_few_seeds_of_mixed_faults_lose_nothing_and_leave_nothing() -> None:
     done = check(FEW)
-    assert done["finished"] > 0.7 * done["requests"] > 0
+    assert done["finished"] > 0.6 * done["requests"] > 0
 
 
 @pytest.mark.slow

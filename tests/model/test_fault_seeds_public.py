@@ -8,7 +8,8 @@ import pytest
 
 from prefixmesh.cache.namespace import public_namespace
 from prefixmesh.router.pins.wishes import PinVersion
-from prefixmesh.sim.fault_run import VOCAB, FaultRun
+from prefixmesh.sim.fault_fleet import VOCAB
+from prefixmesh.sim.fault_run import FaultRun
 from prefixmesh.sim.fault_traffic import SYSTEMS, system_prompt
 from prefixmesh.tokens import pack
 from prefixmesh.worker.scheduler import Scheduler
