@@ -105,7 +105,7 @@ def where_a_cache_pays() -> str:
         all_of = [one.ttft_ms for found in rows.values() for one in found.values()]
         scale_milliseconds(axes, min(one.p50 for one in all_of), max(one.p99 for one in all_of))
         axes.set_xlabel("from arrival to first token: ● half wait longer, | 1 in 100 does")
-        axes.legend(title="cache", frameon=False, loc="upper right")
+        axes.legend(title="cache", frameon=False, loc="lower right")
 
     told = "; ".join(
         f"{name}: {found['radix'].ttft_ms.p50:.0f}, {found['off'].ttft_ms.p50:.0f}"

@@ -117,11 +117,8 @@ def scale_milliseconds(axes: "Axes", least: float, most: float) -> None:
 
 
 def duration(milliseconds: float) -> str:
-    """Short, in the unit that suits it: ``0.5 ms``, ``20 ms``, ``1.5 s``, ``200 s``, ``2 h``."""
-    for unit, size, most in (("ms", 1.0, 1e3), ("s", 1e3, 1e6)):
-        if abs(milliseconds) < most:
-            return f"{milliseconds / size:.4g} {unit}"
-    return f"{milliseconds / 3.6e6:.3g} h"
+    """Short, in the unit that suits it: ``0.5 ms``, ``20 ms``, ``1.5 s``, ``8,055 s``."""
+    return f"{milliseconds:.4g} ms" if milliseconds < 1e3 else f"{float(f'{milliseconds / 1e3:.4g}'):,g} s"
 
 
 def compact(count: float) -> str:

@@ -106,7 +106,7 @@ def sizes_svg(
 
 
 def load_svg(title: str, figures: Mapping[str, ReplayFigures]) -> str:
-    """Requests under way on the worker with the most of them and on the mean one, over time: a panel a run, all to one scale."""
+    """Requests under way on the worker with the most of them and on the mean one, until the last came: a panel a run, all to one scale."""
     loads = {label: _under_way(one.log, len(one.prompt_tokens_by_worker)) for label, one in figures.items()}
     most = [float(busiest.max()) for _, busiest, _ in loads.values()]
     rows = -(-len(loads) // PANELS_BESIDE)
@@ -164,8 +164,8 @@ def _draw_ranks(axes: "Axes", values: Sequence[float], **line: object) -> None:
 
 
 def _under_way(log: ReplayLog, workers: int) -> tuple[Column, Column, Column]:
-    """Moments, in seconds since the first arrival, and then how many requests the busiest and the mean worker have. O(n log n)."""
-    moments = np.linspace(log.arrived_s.min(), log.ended_s.max(), MOMENTS)
+    """Moments, in seconds from the first arrival to the last, and then how many requests the busiest and the mean worker have. O(n log n)."""
+    moments = np.linspace(log.arrived_s.min(), log.arrived_s.max(), MOMENTS)
     busiest, all_of_them = np.zeros(MOMENTS), np.zeros(MOMENTS)
     order = np.argsort(log.worker, kind="stable")
     bounds = np.searchsorted(log.worker[order], np.arange(workers + 1))

@@ -102,8 +102,8 @@ def plots_of(found: Mapping[str, ReplayFigures], spec: ReplaySpec, sizes: Sweep 
         *plots,
         Plot(
             "load",
-            "Requests that wait or are computed, on the worker with the most of them at that moment and on the mean of all. All panels have "
-            "one scale. What is shaded is what a router could still even out.",
+            "Requests that wait or are computed, on the worker with the most of them at that moment and on the mean of all, until the "
+            "last request came. All panels have one scale. What is shaded is what a router could still even out.",
             load_svg("Load over time", found),
         ),
         Plot(
