@@ -117,4 +117,5 @@ def _holds(answer: PrefixAnswer, wish: Wish) -> bool:
 def _has_room(worker: SimulatedWorker, answer: PrefixAnswer, wish: Wish) -> bool:
     totals = answer.totals or PinTotals(charged_pages=0, budget_pages=0, owner_budget_pages=0, version=0)
     pages = size_tokens(wish.version, worker.config.page_size) // worker.config.page_size
-    return totals.charged_pages + pages <= min(totals.budget_pages, totals.owner_budget_pages)
+    # A prefix that fills no page cannot be pinned there.
+    return 0 < pages <= min(totals.budget_pages, totals.owner_budget_pages) - totals.charged_pages

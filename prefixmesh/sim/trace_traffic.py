@@ -87,9 +87,10 @@ class TracePiece:
         return _numbered(found)
 
     def beginnings(self) -> list[Pinned]:
-        """Half of the first prompt, and of another: what is pinned where the workload itself pins nothing."""
+        """Half of each of the longest prompts: what is pinned where the workload itself pins nothing. O(requests log requests)."""
         found: dict[tuple[Namespace, bytes], int] = {}
-        for number in (min(self.requests), max(self.requests)):
+        longest = sorted(self.requests, key=lambda number: -self.requests[number].input_length)
+        for number in longest[:MOST_PINS]:
             tokens = self._prompt(number)
             beginning = _namespace(self.requests[number]), pack(tokens[: (len(tokens) + 1) // 2])
             found[beginning] = 2 if found else 0

@@ -4,9 +4,11 @@ from random import Random
 
 import pytest
 
+from prefixmesh.sim.fault_fleet import VOCAB
+from prefixmesh.sim.fault_plan import read_plan
 from prefixmesh.sim.fault_run import FaultRun, run_seed
 from prefixmesh.sim.simulated_question import Question
-from prefixmesh.sim.trace_traffic import LONGEST_TOKENS, REQUESTS
+from prefixmesh.sim.trace_traffic import LONGEST_TOKENS, REQUESTS, TracePiece
 from prefixmesh.sim.workload import Workload, WorkloadRequest
 from prefixmesh.sim.workloads.catalogue import make_workload
 from prefixmesh.tokens import count, unpack
@@ -63,3 +65,57 @@ def test_follower_whose_first_is_not_in_the_piece_is_left_out() -> None:
     report = run.run()
     assert report.problems == []
     assert report.requests >= 1 + len(run.last)
+
+
+def request(**fields: object) -> WorkloadRequest:
+    whole = {"input_length": 64, "output_length": 5, "block_ids": (1, 2, 3, 4), "arrival_ms": 0}
+    return WorkloadRequest(**{**whole, **fields})  # type: ignore[arg-type]
+
+
+def piece_of(*requests: WorkloadRequest, block_size: int = 16) -> TracePiece:
+    return TracePiece(Workload(name="w", block_size=block_size, requests=requests), Random(0), VOCAB)
+
+
+def test_trace_of_one_request_is_a_run() -> None:
+    report = run_seed(2, Workload(name="one", block_size=16, requests=[request()]), plan=read_plan("store"))
+    assert report.problems == []
+    assert report.requests >= 2  # and those that are asked when all is quiet
+
+
+def test_pause_of_an_hour_leaves_the_rhythm_of_the_rest() -> None:
+    at_ms = [0, 1000, 2000, 3000, 3_603_000, 3_604_000, 3_605_000]
+    found = list(piece_of(*(request(arrival_ms=one) for one in at_ms)).arrivals(5.0).values())
+    assert found == pytest.approx([0.0, 0.2, 0.4, 0.6, 4.6, 4.8, 5.0])
+    assert list(piece_of(*(request() for _ in range(3))).arrivals(5.0).values()) == [0.0, 0.0, 0.0]
+
+
+def test_tenants_and_adapters_share_nothing_and_what_is_theirs_is_shared() -> None:
+    whose = [("a", ""), ("a", ""), ("a", "b"), ("ab", ""), ("", "ab"), ("a/b", "")]
+    piece = piece_of(*(request(tenant=tenant, adapter=adapter) for tenant, adapter in whose))
+    namespaces = [piece.question(number).namespace for number in range(len(whose))]
+    assert namespaces[0] == namespaces[1]
+    assert len(set(namespaces)) == len(whose) - 1
+
+
+def test_what_a_trace_pins_is_wished_and_each_prefix_once() -> None:
+    pinned = [request(pin_tokens=32, pin_replicas=3), request(pin_tokens=32), request(pin_tokens=16)]
+    piece = piece_of(request(), *pinned, request(pin_tokens=48))
+    first, second = piece.pins()
+    assert (count(first.tokens), first.replicas, count(second.tokens)) == (32, 3, 16)
+    assert piece.question(1).prompt.startswith(first.tokens)
+    workload = Workload(name="pins", block_size=16, requests=[request(), *pinned])
+    run = FaultRun(3, workload, plan=read_plan("refusals"))
+    assert {wish.name for wish in run.wishes} == {"pin-0", "pin-1"}
+    report = run.run()
+    assert report.problems == []
+    assert report.pins_held > 0
+
+
+@pytest.mark.parametrize("block_size", [16, 300, 512, 4096])
+def test_prompts_that_share_a_large_block_share_it_when_they_are_short(block_size: int) -> None:
+    length = block_size + block_size // 2
+    piece = piece_of(*(request(input_length=length, block_ids=(7,)) for _ in range(2)), block_size=block_size)
+    one, other = (unpack(piece.question(number).prompt).tolist() for number in range(2))
+    common = next(at for at, (mine, theirs) in enumerate(zip(one, other, strict=True)) if mine != theirs)
+    assert common >= len(one) // 2
+    assert len(one) <= LONGEST_TOKENS
