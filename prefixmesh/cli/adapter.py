@@ -1,41 +1,50 @@
-"""``prefixmesh adapter``: load, list and unload LoRA adapters on every worker of a fleet."""
+"""``prefixmesh adapter``: LoRA adapters of a fleet, put at its router, or at workers themselves."""
 
-import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from prefixmesh.cli.failure import BadRequest, one_line
-from prefixmesh.cli.terminal import print_note
-from prefixmesh.errors import InvalidRequestError, NotFoundError, UnavailableError
+from prefixmesh.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from prefixmesh.fleet_control import Outcome
-    from prefixmesh.proto.v1.worker_control_pb2 import Adapter
+    from prefixmesh.cli.router_calls import RouterCalls
+    from prefixmesh.proto.v1.router_pb2 import FleetAdapter
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 DEFAULT_TIMEOUT_S: Final = 120.0
-"""A load reads all of an adapter's bytes, on every worker; an unload waits for the answers that use it."""
-
-DIGEST_CHARS: Final = 12
-"""Of a digest in tables: enough to see whether two are the same."""
+"""A load reads all of an adapter's bytes, on every worker; an unload at a worker waits for the answers that use it."""
 
 _OPTIONS: Final = (
+    click.option(
+        "--router",
+        "--address",
+        "address",
+        metavar="HOST:PORT",
+        help="The fleet's router. [default: that of the fleet `up` started]",
+    ),
+    click.option(
+        "--api-key",
+        envvar="PREFIXMESH_API_KEY",
+        show_envvar=True,
+        help="An administrator's; better given by the environment: others see a command's arguments.",
+    ),
+    click.option("--tenant", help="Who is calling, in ASCII; believed only by servers without API keys."),
     click.option(
         "--worker",
         "workers",
         multiple=True,
         metavar="HOST:PORT",
-        help="A worker's address; once for each.  [default: those of the fleet `up` started]",
+        help="Instead of the router a worker itself; once for each. Nobody remembers that: it lasts for the worker's life.",
     ),
     click.option(
         "--fleet-secret-file",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="The fleet's secret.  [default: fleet_secret in ~/.prefixmesh]",
+        help="With --worker: the fleet's secret.  [default: fleet_secret in ~/.prefixmesh]",
     ),
     click.option(
         "--timeout",
@@ -43,9 +52,13 @@ _OPTIONS: Final = (
         default=DEFAULT_TIMEOUT_S,
         show_default=True,
         metavar="SECONDS",
-        help="Longest wait for a worker.",
+        help="Longest wait for the workers.",
     ),
 )
+_wait_option = click.option(
+    "--wait/--no-wait", default=True, show_default=True, help="Wait until all ready workers have done it."
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 def _fleet_options(command: _Command) -> _Command:
@@ -56,9 +69,9 @@ def _fleet_options(command: _Command) -> _Command:
 
 @click.group()
 def adapter() -> None:
-    """Load, list and unload LoRA adapters on all workers of a fleet.
+    """Load, list and unload LoRA adapters on all workers of a fleet, those that join or restart later too.
 
-    Exit code: 0 when every worker did it, 2 when none did and the request is at fault, 1 otherwise.
+    Exit code: 0 when every ready worker did it, 2 when none did and the request is at fault, 1 otherwise.
     """
 
 
@@ -66,138 +79,141 @@ def adapter() -> None:
 @click.argument("name")
 @click.argument("path")
 @click.option("--pin", is_flag=True, help="Keep its weights in the device's memory.")
+@_wait_option
+@_json_option
 @_fleet_options
-def load(*, name: str, path: str, pin: bool, **values: Any) -> None:
+def load(*, name: str, path: str, pin: bool, wait: bool, as_json: bool, **values: Any) -> None:
     """Make the adapter in the folder PATH, relative to the workers' --adapter-root, known as NAME.
 
-    Under a name that is known already it replaces the other one: new requests get the new weights, running ones keep theirs.
+    The fleet's router remembers it, and has every worker load it. Under a name that is known already it replaces the other one, on a few
+    workers at a time: new requests get the new weights, running ones keep theirs. Load it again when its files have changed.
     """
-    from prefixmesh.proto.v1 import worker_control_pb2 as pb
+    from prefixmesh.cli.adapter_text import adapter_as_dict, told
+    from prefixmesh.cli.adapter_wait import wait_until_loaded
+    from prefixmesh.cli.adapter_workers import load_at_workers
+    from prefixmesh.cli.router_calls import open_router
+    from prefixmesh.proto.v1 import router_pb2 as pb
 
-    async def call(stub: Any, settings: Any) -> "Adapter":
-        request = pb.LoadAdapterRequest(name=name, path=path, pinned=pin)
-        answer: pb.LoadAdapterResponse = await stub.LoadAdapter(request, **settings)
-        return answer.adapter
-
-    outcomes = _call_workers(call, values)
-    for outcome in outcomes:
-        if outcome.answer is not None:
-            click.echo(f"{one_line(outcome.worker_id)}  loaded {describe(outcome.answer)}")
-    _end(outcomes)
+    if _is_direct(values):
+        load_at_workers(values, name, path, pinned=pin)
+        return
+    spec = pb.AdapterSpec(name=name, path=path, pinned=pin)
+    with open_router(_for_router(values)) as call:
+        put = seen = call("PutAdapter", pb.PutAdapterRequest(spec=spec)).adapter
+        if wait:
+            seen = wait_until_loaded(call, put, values["timeout"])
+    if as_json:
+        click.echo(json.dumps(adapter_as_dict(seen), indent=2))
+    else:
+        click.echo(told(seen))
+    if wait:
+        _check_loaded(put, seen, values["timeout"])
 
 
 @adapter.command(short_help="Forget an adapter on all workers.")
 @click.argument("name")
+@_wait_option
+@_json_option
 @_fleet_options
-def unload(*, name: str, **values: Any) -> None:
-    """Forget the adapter NAME: new requests for it are refused at once, and the command waits until the running ones have ended.
+def unload(*, name: str, wait: bool, as_json: bool, **values: Any) -> None:
+    """Forget the adapter NAME: new requests for it are refused at once, and running ones finish.
 
-    When --timeout passes before that, the adapter leaves all the same.
+    Workers that are out of reach are told when they are back within a day. What workers were started with, and was never loaded at the
+    router, is theirs; with --worker they can be told to forget that, too.
     """
-    from prefixmesh.proto.v1 import worker_control_pb2 as pb
+    from prefixmesh.cli.adapter_text import told
+    from prefixmesh.cli.adapter_wait import wait_until_forgotten
+    from prefixmesh.cli.adapter_workers import unload_at_workers
+    from prefixmesh.cli.router_calls import open_router
+    from prefixmesh.proto.v1 import router_pb2 as pb
 
-    async def call(stub: Any, settings: Any) -> bool:
-        await stub.UnloadAdapter(pb.UnloadAdapterRequest(name=name), **settings)
-        return True
+    if _is_direct(values):
+        unload_at_workers(values, name)
+        return
+    with open_router(_for_router(values)) as call:
+        if not call("RemoveAdapter", pb.RemoveAdapterRequest(name=name)).removed:
+            raise NotFoundError(_not_remembered(call, name))
+        left = wait_until_forgotten(call, name, values["timeout"]) if wait else None
+    if as_json:
+        click.echo(
+            json.dumps({"removed": True, "left": [one.worker_id for one in left.workers] if left else []})
+        )
+    else:
+        click.echo(f"unloaded {one_line(name)}" if left is None else told(left))
+    if left is not None:
+        raise click.ClickException(f"not all workers have forgotten it after {values['timeout']:g} s")
 
-    outcomes = _call_workers(call, values)
-    for outcome in outcomes:
-        if outcome.answer is not None:
-            click.echo(f"{one_line(outcome.worker_id)}  unloaded {one_line(name)}")
-    _end(outcomes)
 
-
-@adapter.command(name="list", short_help="List the adapters of all workers.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@adapter.command(name="list", short_help="List the adapters of the fleet.")
+@_json_option
 @_fleet_options
 def list_(*, as_json: bool, **values: Any) -> None:
-    """List the adapters that requests may name, worker by worker, and where their weights are."""
-    from prefixmesh.proto.v1 import worker_control_pb2 as pb
+    """List the adapters that requests may name: which content each means, how many workers have it, and why others do not.
 
-    async def call(stub: Any, settings: Any) -> "Sequence[Adapter]":
-        answer: pb.ListAdaptersResponse = await stub.ListAdapters(pb.ListAdaptersRequest(), **settings)
-        return answer.adapters
+    With --worker: what each of these has, and where the weights are.
+    """
+    from prefixmesh.cli.adapter_text import adapters_as_dict, print_adapters
+    from prefixmesh.cli.adapter_workers import list_at_workers
+    from prefixmesh.cli.router_calls import open_router
+    from prefixmesh.proto.v1 import router_pb2 as pb
 
-    outcomes = _call_workers(call, values)
-    if as_json:
-        click.echo(json.dumps({"workers": [as_dict(outcome) for outcome in outcomes]}, indent=2))
-    else:
-        _print_table(outcomes)
-    for name in names_that_differ(outcomes):
-        print_note(f"{one_line(name)} is not the same on all workers; load it again to make it so")
-    _end(outcomes)
-
-
-def describe(one: "Adapter") -> str:
-    """An adapter in one line."""
-    state = "pinned" if one.pinned else "resident" if one.resident else "on disk"
-    size = f"{one.size_bytes / 1e6:.1f} MB"
-    return f"{one_line(one.name)}  {one.digest[:DIGEST_CHARS]}  rank {one.rank}  {size}  {state}"
-
-
-def as_dict(outcome: "Outcome[Sequence[Adapter]]") -> dict[str, Any]:
-    """A worker's adapters for ``--json``: plain values."""
-    fields = ("name", "digest", "rank", "size_bytes", "resident", "pinned", "running_requests")
-    return {
-        "worker_id": outcome.worker_id,
-        "address": outcome.address,
-        "error": None if outcome.error is None else str(outcome.error),
-        "adapters": [{field: getattr(one, field) for field in fields} for one in outcome.answer or ()],
-    }
-
-
-def names_that_differ(outcomes: "Sequence[Outcome[Sequence[Adapter]]]") -> list[str]:
-    """Names that mean one content on one worker and another, or none, on another; sorted. Workers that did not answer do not count."""
-    answered = [
-        {one.name: one.digest for one in outcome.answer} for outcome in outcomes if outcome.answer is not None
-    ]
-    names = {name for worker in answered for name in worker}
-    return sorted(name for name in names if len({worker.get(name) for worker in answered}) > 1)
-
-
-def _print_table(outcomes: "Sequence[Outcome[Sequence[Adapter]]]") -> None:
-    rows = [
-        f"{one_line(outcome.worker_id)}  {describe(one)}  {one.running_requests} running"
-        for outcome in outcomes
-        for one in outcome.answer or ()
-    ]
-    if rows or any(outcome.error for outcome in outcomes):
-        click.echo("".join(f"{row}\n" for row in rows), nl=False)
-    else:
-        click.echo("No adapter is loaded.")
-
-
-def _call_workers(call: Any, values: dict[str, Any]) -> "list[Outcome[Any]]":
-    from prefixmesh import fleet_secret, fleet_state, paths
-    from prefixmesh.fleet.hold import find_fleet
-    from prefixmesh.fleet_control import call_workers
-
-    workers = {address: address for address in values["workers"]}
-    if not workers:
-        if find_fleet() is None:
-            raise NotFoundError(
-                "no fleet is up; start one with: prefixmesh up, or name workers with --worker"
-            )
-        workers = dict(fleet_state.load().workers)
-    secret = fleet_secret.load_or_create(values["fleet_secret_file"] or paths.fleet_secret_file())
-    return asyncio.run(call_workers(workers, secret, call, values["timeout"]))
-
-
-def _end(outcomes: "Sequence[Outcome[Any]]") -> None:
-    """Tell what failed, each worker in a line, and end the command accordingly."""
-    failed = [(outcome, outcome.error) for outcome in outcomes if outcome.error is not None]
-    if not failed:
+    if _is_direct(values):
+        list_at_workers(values, as_json=as_json)
         return
-    for outcome, error in failed:
-        click.echo(f"{one_line(outcome.worker_id)}  failed: {one_line(_problem(outcome, error))}", err=True)
-    message = f"{len(failed)} of {len(outcomes)} workers failed"
-    everywhere = len(failed) == len(outcomes)
-    if everywhere and all(isinstance(error, InvalidRequestError) for _, error in failed):
-        raise BadRequest(message)
-    raise click.ClickException(message)
+    with open_router(_for_router(values)) as call:
+        answer = call("ListAdapters", pb.ListFleetAdaptersRequest())
+    if as_json:
+        click.echo(json.dumps(adapters_as_dict(answer), indent=2))
+    else:
+        print_adapters(answer)
 
 
-def _problem(outcome: "Outcome[Any]", error: Exception) -> str:
-    if isinstance(error, UnavailableError):
-        return f"{outcome.address} does not answer ({error})"
-    return str(error)
+def _is_direct(values: Mapping[str, Any]) -> bool:
+    """Whether workers are named and not the router."""
+    if values["workers"] and values["address"] is not None:
+        raise click.UsageError("Give one of --router and --worker.")
+    if values["fleet_secret_file"] is not None and not values["workers"]:
+        raise click.UsageError(
+            "--fleet-secret-file goes with --worker; a router takes an administrator's --api-key."
+        )
+    return bool(values["workers"])
+
+
+def _for_router(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for calls to a router, which answers at once however long the workers take."""
+    return {**values, "timeout": None}
+
+
+def _check_loaded(put: "FleetAdapter", seen: "FleetAdapter", wait_s: float) -> None:
+    """End the command as what became of it asks for: each worker that lacks it in a line, and an exit code."""
+    from prefixmesh.cli.adapter_text import LACKING, named
+    from prefixmesh.cli.adapter_wait import is_another, is_loaded, is_refused
+
+    if is_another(put, seen):
+        raise click.ClickException(
+            f"{one_line(put.spec.name)} was changed or unloaded by somebody else meanwhile"
+        )
+    if is_loaded(seen):
+        return
+    if not seen.wanted:
+        raise click.ClickException(
+            f"no worker is ready after {wait_s:g} s; those that come will load it, unless it is unloaded"
+        )
+    for one in seen.workers:
+        if one.state in LACKING:
+            problem = f"{one.state}: {one_line(one.problem)}" if one.problem else one.state
+            click.echo(f"{one_line(named(one))}  {problem}", err=True)
+    lacking = seen.wanted - seen.held
+    message = f"{lacking} of {seen.wanted} workers lack it; it is tried again, unless it is unloaded"
+    raise BadRequest(message) if is_refused(seen) and not seen.held else click.ClickException(message)
+
+
+def _not_remembered(call: "RouterCalls", name: str) -> str:
+    from prefixmesh.cli.adapter_text import named
+    from prefixmesh.cli.adapter_wait import ask
+
+    seen = ask(call, name)
+    if seen is None or not seen.workers:
+        return f"no adapter {name!r} is loaded here"
+    owners = ", ".join(sorted(named(one) for one in seen.workers))
+    return f"the adapter {name!r} was not loaded at the router; {owners} has it as its own, and forgets it with --worker"

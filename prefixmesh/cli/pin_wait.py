@@ -1,14 +1,12 @@
 """Waiting until pins are held by as many workers as they ask for, with a line that tells how far they are."""
 
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-import click
-
 from prefixmesh.cli.pin_text import told
 from prefixmesh.cli.router_calls import RouterCalls
+from prefixmesh.cli.status_line import StatusLine
 from prefixmesh.proto.v1 import router_pb2 as pb
 
 if TYPE_CHECKING:
@@ -21,7 +19,7 @@ POLL_S: Final = 0.2
 def wait_until_held(call: RouterCalls, pins: "Sequence[PinStatus]", wait_s: float) -> "list[PinStatus]":
     """How far the pins are once all are held, or once ``wait_s`` is over."""
     ends_at = time.monotonic() + wait_s
-    with _Line() as line:
+    with StatusLine() as line:
         while True:
             seen = [ask(call, pin.spec.name, pin.spec.owner) for pin in pins]
             line.show("\n".join(told(pin) for pin in seen if not is_held(pin)))
@@ -40,29 +38,3 @@ def ask(call: RouterCalls, name: str, owner: str) -> "PinStatus":
 def is_held(pin: "PinStatus") -> bool:
     """Whether nothing is missing. Of no worker wanted, as in a fleet without one, nothing is held."""
     return pin.wanted > 0 and pin.missing == 0
-
-
-class _Line:
-    """On a terminal one line that is written over, elsewhere a line whenever it is another; on stderr."""
-
-    def __init__(self) -> None:
-        self._last = ""
-        self._live = sys.stderr.isatty()
-
-    def __enter__(self) -> "_Line":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            click.echo("\r\x1b[K", err=True, nl=False)
-
-    def show(self, text: str) -> None:
-        if text == self._last:
-            return
-        self._last = text
-        if self._live:
-            lines = text.split("\n")
-            more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-            click.echo(f"\r\x1b[K{lines[0]}{more}", err=True, nl=False)
-        elif text:
-            click.echo(text, err=True)

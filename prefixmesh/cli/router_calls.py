@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from prefixmesh.errors import NotFoundError, PrefixmeshError
 
 if TYPE_CHECKING:
-    from prefixmesh.proto.v1.router_pb2 import PinStatus
+    from prefixmesh.proto.v1.router_pb2 import FleetAdapter, PinStatus
 
 DEFAULT_TIMEOUT_S: Final = 10.0
 """A router answers from what it knows; longer means that nobody is there."""
@@ -62,3 +62,14 @@ def all_pins(call: RouterCalls) -> "list[PinStatus] | None":
     except PrefixmeshError:
         return None
     return list(answer.pins)
+
+
+def all_adapters(call: RouterCalls) -> "list[FleetAdapter] | None":
+    """The fleet's adapters, likewise."""
+    from prefixmesh.proto.v1 import router_pb2 as pb
+
+    try:
+        answer: pb.ListFleetAdaptersResponse = call("ListAdapters", pb.ListFleetAdaptersRequest())
+    except PrefixmeshError:
+        return None
+    return list(answer.adapters)

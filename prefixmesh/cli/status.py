@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from prefixmesh.fleet_state import FleetState, PartState
-    from prefixmesh.proto.v1.router_pb2 import PinStatus, WorkerView
+    from prefixmesh.proto.v1.router_pb2 import FleetAdapter, PinStatus, WorkerView
 
 DEFAULT_TIMEOUT_S: Final = 10.0
 """The router answers from what it knows; longer means that nobody is there."""
@@ -36,7 +36,8 @@ PIPE_WIDTH: Final = 160
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @connection_options
 def status(*, as_json: bool, **values: Any) -> None:
-    """Show the fleet, its workers and its pins; exit code 1 when none is up."""
+    """Show the fleet, its workers, pins and adapters; exit code 1 when none is up."""
+    from prefixmesh.cli.adapter_text import adapters_line
     from prefixmesh.cli.pin_text import pins_line
     from prefixmesh.client.target import make_target
     from prefixmesh.fleet.control import see_fleet
@@ -51,30 +52,32 @@ def status(*, as_json: bool, **values: Any) -> None:
     problem: PrefixmeshError | None = None
     workers: list[WorkerView] = []
     pins: list[PinStatus] | None = None
+    adapters: list[FleetAdapter] | None = None
     try:
-        workers, pins = _ask(target)
+        workers, pins, adapters = _ask(target)
     except PrefixmeshError as error:
         if state is None:
             raise
         # The router may be one of the dead parts that are told of: then its address and how to start a fleet are no news.
         problem = UnavailableError(ROUTER_SILENT) if isinstance(error, UnavailableError) else error
     if as_json:
-        click.echo(json.dumps(as_dict(target.address, state, workers, problem, pins), indent=2))
+        click.echo(json.dumps(as_dict(target.address, state, workers, problem, pins, adapters), indent=2))
     else:
         click.echo(f"router {target.address}" + (f" · model {one_line(state.model)}" if state else ""))
         if state is not None and state.parts:
             print_parts(state.parts, time.time())
         if problem is None:
             print_workers(workers, pins or ())
-        if pins:
-            click.echo(f"\n{pins_line(pins)}")
+        lines = filter(None, (pins_line(pins) if pins else "", adapters_line(adapters or ())))
+        if told := "\n".join(lines):
+            click.echo(f"\n{told}")
     if problem is not None:
         raise problem
 
 
-def _ask(target: Any) -> "tuple[list[WorkerView], list[PinStatus] | None]":
-    """The workers and everybody's pins; None for pins of a router that does not tell of them."""
-    from prefixmesh.cli.router_calls import RouterCalls, all_pins
+def _ask(target: Any) -> "tuple[list[WorkerView], list[PinStatus] | None, list[FleetAdapter] | None]":
+    """The workers, everybody's pins, and the adapters; None for what a router does not tell of."""
+    from prefixmesh.cli.router_calls import RouterCalls, all_adapters, all_pins
     from prefixmesh.proto.v1 import router_pb2, router_pb2_grpc
     from prefixmesh.rpc.channel import open_sync_channel
 
@@ -87,7 +90,7 @@ def _ask(target: Any) -> "tuple[list[WorkerView], list[PinStatus] | None]":
             raise NotFoundError(
                 f"{target.address} is not a router, and only a router knows the fleet"
             ) from error
-        return list(answer.workers), all_pins(call)
+        return list(answer.workers), all_pins(call), all_adapters(call)
 
 
 def as_dict(
@@ -96,9 +99,11 @@ def as_dict(
     workers: "Sequence[WorkerView]",
     problem: PrefixmeshError | None = None,
     pins: "Sequence[PinStatus] | None" = None,
+    adapters: "Sequence[FleetAdapter] | None" = None,
 ) -> dict[str, Any]:
-    """The fleet for ``--json``: plain values. ``problem`` is why the router does not tell of its workers; ``pins`` None where it tells of
-    none."""
+    """The fleet for ``--json``: plain values. ``problem`` is why the router does not tell of its workers; ``pins`` and ``adapters`` None where
+    it tells of none."""
+    from prefixmesh.cli.adapter_text import summary_as_dict as adapters_summary
     from prefixmesh.cli.pin_text import held_at, summary_as_dict
 
     held = held_at(pins or ())
@@ -109,6 +114,7 @@ def as_dict(
         "pid": state.pid if state else None,
         "problem": str(problem) if problem else None,
         "pins": None if pins is None else summary_as_dict(pins),
+        "adapters": None if adapters is None else adapters_summary(adapters),
         "parts": [_part_as_dict(part) for part in state.parts] if state else [],
         "workers": [
             {

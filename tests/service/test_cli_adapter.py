@@ -1,4 +1,4 @@
-"""``prefixmesh adapter`` against the control services of real fronts, and what `status` and `generate` make of adapters."""
+"""``prefixmesh adapter --worker`` against the control services of real fronts, and what `status` and `generate` make of adapters."""
 
 import asyncio
 import json
@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from prefixmesh import fleet_secret, fleet_state, paths
-from prefixmesh.cli.adapter import names_that_differ
+from prefixmesh import fleet_secret, paths
+from prefixmesh.cli.adapter_workers import names_that_differ
 from prefixmesh.cli.main import main
 from prefixmesh.config import WorkerConfig
 from prefixmesh.errors import InvalidRequestError
-from prefixmesh.fleet.hold import hold_fleet
 from prefixmesh.fleet_control import Outcome
-from prefixmesh.fleet_state import FleetState
 from prefixmesh.proto.v1.worker_control_pb2 import Adapter
 from prefixmesh.worker.messages import AdapterInfo
 from prefixmesh.worker.server import WorkerServer
@@ -71,6 +69,7 @@ async def test_load_list_and_unload_reach_every_worker() -> None:
     async with workers(*engines) as addresses:
         loaded = await run("adapter", "load", "clerk", "some/folder", "--pin", *named(addresses))
         assert loaded.exit_code == 0, loaded.output
+        assert "the fleet's router does not remember it" in loaded.stderr
         digest = engines[0].adapters["clerk"].digest
         assert loaded.stdout.splitlines() == [
             f"{address}  loaded clerk  {digest[:12]}  rank 8  0.0 MB  pinned" for address in addresses
@@ -85,30 +84,6 @@ async def test_load_list_and_unload_reach_every_worker() -> None:
         assert [engine.adapters for engine in engines] == [{}, {}]
         empty = await run("adapter", "list", *named(addresses))
         assert (empty.exit_code, empty.stdout) == (0, "No adapter is loaded.\n")
-
-
-async def test_workers_of_the_fleet_that_is_up_are_the_default(home: Path) -> None:
-    """As `status` and `down` find it; their names are shown."""
-    engine = ScriptedEngine()
-    missing = await run("adapter", "list")
-    assert missing.exit_code == 1
-    assert "no fleet is up" in missing.stderr
-    async with workers(engine) as addresses:
-        state = FleetState(
-            router="127.0.0.1:1",
-            workers={"worker-0": addresses[0]},
-            model="m",
-            ray_address="",
-            ray_namespace="",
-            actor_names=(),
-            started_ray=True,
-            pid=1,
-        )
-        fleet_state.save(state)
-        with hold_fleet():
-            result = await run("adapter", "load", "clerk", "p")
-        assert result.stdout.startswith("worker-0  loaded clerk  ")
-        assert set(engine.adapters) == {"clerk"}
 
 
 async def test_a_worker_that_fails_is_named_and_the_others_keep_what_they_did() -> None:
