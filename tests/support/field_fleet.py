@@ -6,7 +6,7 @@ router has sent stand for those of a router elsewhere: the fleet's own hear of t
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import partial
 
@@ -131,13 +131,11 @@ class CaseFleet:
 
     def have_cached(self, worker: str, questions: Iterable[Question]) -> None:
         """Have prompts computed at a worker, until they are and every router knows."""
-        self._run_straight([self.send_straight(worker, one) for one in questions])
+        self.have_cached_at((worker, one) for one in questions)
 
-    def have_cached_each(self, prompts: Mapping[str, Question]) -> None:
-        """The same, one prompt at each of several workers."""
-        self._run_straight([self.send_straight(worker, one) for worker, one in prompts.items()])
-
-    def _run_straight(self, sent: Sequence[Straight]) -> None:
+    def have_cached_at(self, prompts: Iterable[tuple[str, Question]]) -> None:
+        """The same of prompts at several workers."""
+        sent = [self.send_straight(worker, one) for worker, one in prompts]
         self.run_while(lambda: not all(one.has_ended for one in sent))
         self.sim.run_for(REPORTED_S)
 
@@ -251,7 +249,8 @@ class CaseFleet:
         return set(cache.blocks(tier))
 
     def check_views(self) -> None:
-        """Every router believes of every worker just what that has, on each tier, and believes it wholly."""
+        """In a moment every router believes of every worker just what that has, on each tier, and believes it wholly."""
+        self.sim.run_for(REPORTED_S)
         for router in self.routers:
             for worker in self.names:
                 followed = self.view(router, worker)
