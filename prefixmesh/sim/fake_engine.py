@@ -150,6 +150,7 @@ def build_fake_engine(
     rates = EngineRates(
         prefill_tokens_per_s=1e3 * RATED_PROMPT_TOKENS / _rated_prefill_ms(timing),
         decode_step_ms=timing.decode_step_ms(1, RATED_PROMPT_TOKENS),
+        chunk_tokens=config.chunked_prefill_size,
     )
     host = host_allocator(config, pages, identity.kv_bytes_per_token)
     options = cache_options(config, recorder, host)

@@ -57,7 +57,9 @@ def build_engine(
     allocator = PageAllocator(opened.sums.num_pages)
     recorder = CacheRecorder() if recorder is None else recorder
     rates = EngineRates(
-        prefill_tokens_per_s=opened.rates.prefill_tokens_per_s, decode_step_ms=opened.rates.decode_step_ms
+        prefill_tokens_per_s=opened.rates.prefill_tokens_per_s,
+        decode_step_ms=opened.rates.decode_step_ms,
+        chunk_tokens=config.chunked_prefill_size,
     )
     revision = model_revision(files)
     disk = _open_disk(config, opened, revision, on_copied)

@@ -1,10 +1,18 @@
 """How fast this engine is, as it measures itself: the rates from which a router and a scheduler predict. Pure.
 
-The time of a prefill is a curve: a share for each token, and one that grows with what stands before it, which is attention's::
+A step costs something whatever is in it (a model's weights are read once), and more for each answer that it carries on, and for what it
+prefills::
+
+    step = step_ms + decoding * each + prefill
+
+Steps that only decode tell the first two, a line over how many they carried on. What a step that prefills took beyond that line is the
+prefill's, whether others decoded in it or nobody did: an engine that is idle measures the same speed as one that is busy. That is a curve, a
+share for each token, and one that grows with what stands before it, which is attention's::
 
     prefill from a to b = linear * (b - a) + quadratic * (b**2 - a**2)        milliseconds
 
-Divided by the tokens that is a line over ``a + b``, so that two weighted sums of least squares find it. Steps long ago count less and less.
+Divided by the tokens that is a line over ``a + b``. Both lines are found by sums of least squares, in which steps long ago count less and
+less. A prompt is computed in chunks, each a step: the curve that is told has a step's own cost in it, once for so many tokens as a chunk has.
 """
 
 from typing import Final
@@ -20,11 +28,14 @@ KEPT_PER_STEP: Final = 0.98
 ones, and they come in any mixture."""
 
 LEAST_RATED_TOKENS: Final = 128
-"""A prefill of fewer tokens rates nothing: most of such a step is its fixed cost, so traffic with warm prompts would make a worker
-believe that it is slow, and a router send its prefixes elsewhere."""
+"""A prefill of fewer tokens rates nothing: most of such a step is its fixed cost, and what wobbles in that would be put down to a few tokens.
+"""
 
 LEAST_PREFILL_SHARE: Final = 0.1
-"""Of a step that prefills and decodes, at least so much of the time is put down to the prefill, however slow decoding was."""
+"""Of a step that prefills, at least so much of the time is put down to the prefill, however slow steps without one were."""
+
+SPREAD_DECODING: Final = 1.0
+"""As ``SPREAD_TOKENS``, of how many answers the steps that only decode carried on."""
 
 SPREAD_TOKENS: Final = 512.0
 """Contexts that differ by less tell noise from growth badly: the growth that they seem to show is halved where their spread is this, and
@@ -44,21 +55,34 @@ PROFILE_STEPS: Final = 5.0
 class EngineRates:
     """Moving averages over steps, from what a profile found at start (0: the first step sets it). Nothing here is ever negative."""
 
-    def __init__(self, *, prefill_tokens_per_s: float = 0.0, decode_step_ms: float = 0.0) -> None:
+    def __init__(
+        self, *, prefill_tokens_per_s: float = 0.0, decode_step_ms: float = 0.0, chunk_tokens: int = 0
+    ) -> None:
+        """``chunk_tokens``: most that a step prefills; 0: as many as there are."""
+        self._step_share = 1.0 / chunk_tokens if chunk_tokens else 0.0
         self.decode_step_ms = decode_step_ms
         """Of steps that only decode."""
 
         self.token_interval_ms = decode_step_ms
         """Of all steps that decode, with what they prefill: from one token of an answer to its next."""
 
-        self._line = _Line()
+        self._line = _Line(SPREAD_TOKENS)
+        self._decodes = _Line(SPREAD_DECODING)
+        if decode_step_ms > 0.0:
+            self._decodes.add(PROFILE_STEPS, 1.0, decode_step_ms)
         if prefill_tokens_per_s > 0.0:
-            self._line.add(PROFILE_STEPS * PROFILE_TOKENS, PROFILE_TOKENS, 1000.0 / prefill_tokens_per_s)
+            took_ms = self._beyond_decoding(1000.0 * PROFILE_TOKENS / prefill_tokens_per_s, 0)
+            self._line.add(PROFILE_STEPS * PROFILE_TOKENS, PROFILE_TOKENS, took_ms / PROFILE_TOKENS)
+
+    @property
+    def step_ms(self) -> float:
+        """Of every step, whatever is in it; 0 before one that only decodes was measured."""
+        return self._decodes.start
 
     @property
     def prefill_ms_per_token(self) -> float:
-        """The curve's linear part; 0 before anything was measured."""
-        return self._line.start
+        """The curve's linear part, a step for each chunk counted in; 0 before anything was measured."""
+        return self._line.start + self.step_ms * self._step_share if self._line.weight > 0.0 else 0.0
 
     @property
     def prefill_ms_per_token2(self) -> float:
@@ -67,19 +91,20 @@ class EngineRates:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Of a prompt of ``PROFILE_TOKENS`` tokens; 0 before anything was measured."""
-        ms_per_token = self._line.at(PROFILE_TOKENS)
-        return 1000.0 / ms_per_token if ms_per_token > 0.0 else 0.0
+        """Of a prompt of ``PROFILE_TOKENS`` tokens, alone in a step; 0 before anything was measured."""
+        ms_per_token = self._line.at(PROFILE_TOKENS) + self.step_ms / PROFILE_TOKENS
+        return 1000.0 / ms_per_token if ms_per_token > 0.0 and self._line.weight > 0.0 else 0.0
 
     def prefill_ms(self, begin: int, end: int) -> float:
-        """What a prefill of the tokens from ``begin`` to ``end`` of a prompt takes by the curve; 0 before anything was measured. O(1)."""
-        return self._line.start * (end - begin) + self._line.slope * (end**2 - begin**2)
+        """What a prefill of the tokens from ``begin`` to ``end`` of a prompt takes by the curve: what it adds to others', and as many more
+        steps as it has chunks, the broken one by its share. 0 before anything was measured. O(1)."""
+        return self.prefill_ms_per_token * (end - begin) + self._line.slope * (end**2 - begin**2)
 
     def record(
         self, *, prefill_tokens: int, decoding: int, elapsed_s: float, prefill_squares: int = 0
     ) -> None:
-        """Count one step. ``prefill_squares`` is the sum of ``b**2 - a**2`` over its prefills. Of a mixed step, the decode's usual time is
-        taken off before the prefill is rated. O(1)."""
+        """Count one step. ``prefill_squares`` is the sum of ``b**2 - a**2`` over its prefills. What the step takes without them is taken off
+        before they are rated. O(1)."""
         if elapsed_s <= 0.0:
             return
         elapsed_ms = elapsed_s * 1000.0
@@ -87,38 +112,42 @@ class EngineRates:
             self.token_interval_ms = _average(self.token_interval_ms, elapsed_ms, INTERVAL_WEIGHT)
         if not prefill_tokens:
             self.decode_step_ms = _average(self.decode_step_ms, elapsed_ms)
-            return
-        if prefill_tokens < LEAST_RATED_TOKENS and self._line.weight > 0.0:
-            return
-        prefill_ms = elapsed_ms
-        if decoding:
-            prefill_ms = max(elapsed_ms - self.decode_step_ms, elapsed_ms * LEAST_PREFILL_SHARE)
-        context = prefill_squares / prefill_tokens
-        ms_per_token = prefill_ms / prefill_tokens
-        if (expected := self._line.at(context)) > 0.0:
-            ms_per_token = min(max(ms_per_token, expected / MOST_OFF), expected * MOST_OFF)
-        self._line.forget(KEPT_PER_STEP)
-        self._line.add(float(prefill_tokens), context, ms_per_token)
+            self._decodes.learn(1.0, float(decoding), elapsed_ms)
+        elif prefill_tokens >= LEAST_RATED_TOKENS or not self._line.weight:
+            prefill_ms = self._beyond_decoding(elapsed_ms, decoding)
+            self._line.learn(
+                float(prefill_tokens), prefill_squares / prefill_tokens, prefill_ms / prefill_tokens
+            )
+
+    def _beyond_decoding(self, elapsed_ms: float, decoding: int) -> float:
+        """What the prefills of a step took, beside so many who decoded."""
+        return max(elapsed_ms - self._decodes.at(float(decoding)), elapsed_ms * LEAST_PREFILL_SHARE)
 
 
 class _Line:
-    """A weighted regression that forgets: the cost of a token over its context, rising or level."""
+    """A weighted regression that forgets: a cost over what it grows with, rising or level."""
 
-    __slots__ = ("_x", "_xx", "_xy", "_y", "slope", "start", "weight")
+    __slots__ = ("_least_spread", "_x", "_xx", "_xy", "_y", "slope", "start", "weight")
 
-    def __init__(self) -> None:
+    def __init__(self, spread: float) -> None:
+        """``spread``: of ``x``, below which noise is not told from growth."""
+        self._least_spread = spread * spread
         self.weight = self._x = self._y = self._xx = self._xy = 0.0
         self.start = self.slope = 0.0
 
     def at(self, x: float) -> float:
         return self.start + self.slope * x
 
-    def forget(self, kept: float) -> None:
-        self.weight *= kept
-        self._x *= kept
-        self._y *= kept
-        self._xx *= kept
-        self._xy *= kept
+    def learn(self, weight: float, x: float, y: float) -> None:
+        """Count in a step, no more off what is expected than ``MOST_OFF``, and forget a little of those before."""
+        if (expected := self.at(x)) > 0.0:
+            y = min(max(y, expected / MOST_OFF), expected * MOST_OFF)
+        self.weight *= KEPT_PER_STEP
+        self._x *= KEPT_PER_STEP
+        self._y *= KEPT_PER_STEP
+        self._xx *= KEPT_PER_STEP
+        self._xy *= KEPT_PER_STEP
+        self.add(weight, x, y)
 
     def add(self, weight: float, x: float, y: float) -> None:
         self.weight += weight
@@ -132,7 +161,7 @@ class _Line:
         mean_x, mean_y = self._x / self.weight, self._y / self.weight
         spread = max(self._xx / self.weight - mean_x * mean_x, 0.0)
         together = self._xy / self.weight - mean_x * mean_y
-        slope = max(together / (spread + SPREAD_TOKENS * SPREAD_TOKENS), 0.0)
+        slope = max(together / (spread + self._least_spread), 0.0)
         # A line through the mean that starts below nothing would make short prompts free.
         self.slope = min(slope, mean_y / mean_x) if mean_x > 0.0 else 0.0
         self.start = max(mean_y - self.slope * mean_x, 0.0)

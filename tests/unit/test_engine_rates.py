@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixmesh.worker.engine_rates import EngineRates, _Line
+from prefixmesh.worker.engine_rates import LEAST_PREFILL_SHARE, SPREAD_TOKENS, EngineRates, _Line
 
 LINEAR, QUADRATIC = 0.03, 1e-6
 """Milliseconds: at 30,000 tokens a token costs three times as much as at the beginning."""
@@ -77,7 +77,7 @@ def test_chunks_that_are_nearly_alike_show_no_growth_however_they_differ_in_time
 
 
 def test_line_that_would_begin_below_nothing_begins_at_nothing_and_keeps_its_mean() -> None:
-    line = _Line()
+    line = _Line(SPREAD_TOKENS)
     for context, cost in ((1_000.0, 0.01), (10_000.0, 0.02), (40_000.0, 2.0)):
         line.add(1.0, context, cost)
     assert line.start == 0.0
@@ -110,18 +110,70 @@ def test_decode_steps_are_a_moving_average_and_a_mixed_step_is_shared_out() -> N
     rates.record(prefill_tokens=0, decoding=4, elapsed_s=0.010)
     rates.record(prefill_tokens=0, decoding=4, elapsed_s=0.020)
     assert rates.decode_step_ms == pytest.approx(11.0)
-    rates.record(prefill_tokens=200, decoding=4, elapsed_s=0.211)
-    assert rates.prefill_tokens_per_s == pytest.approx(1000.0)
+    usual_ms = rates.step_ms  # all of them carried on as many answers: what each adds cannot be told
+    assert 10.0 < usual_ms < 20.0
+    rates.record(prefill_tokens=200, decoding=4, elapsed_s=(usual_ms + 200.0) / 1e3)
+    assert rates.prefill_ms_per_token == pytest.approx(1.0)
     rates.record(prefill_tokens=200, decoding=4, elapsed_s=0.001)
     assert rates.decode_step_ms == pytest.approx(11.0)
 
 
-def test_warm_prompts_do_not_make_a_worker_believe_that_it_is_slow() -> None:
-    """Steps of a few uncached tokens cost mostly what every step costs: the rate stays what long prefills have shown."""
-    rates = EngineRates(prefill_tokens_per_s=3000.0)
-    for _ in range(100):
-        rates.record(prefill_tokens=20, decoding=0, elapsed_s=0.025 + 20 / 4000)
-    assert rates.prefill_tokens_per_s == pytest.approx(3000.0)
+STEP_MS, ANSWER_MS, TOKEN_MS = 9.6, 0.2, 0.0323
+"""Of a GPU: reading the weights is a third of a step that prefills 512 tokens."""
+
+
+def step(rates: EngineRates, tokens: int, decoding: int, context: int = 2048) -> None:
+    elapsed_ms = STEP_MS + decoding * ANSWER_MS + tokens * TOKEN_MS
+    squares = (context + tokens) ** 2 - context**2 if tokens else 0
+    rates.record(
+        prefill_tokens=tokens, prefill_squares=squares, decoding=decoding, elapsed_s=elapsed_ms / 1e3
+    )
+
+
+def gpu(chunk_tokens: int = 0) -> EngineRates:
+    """As it profiles itself at its start: 512 tokens, and a decode step of one."""
+    alone_s = (STEP_MS + 512 * TOKEN_MS) / 1e3
+    return EngineRates(
+        prefill_tokens_per_s=512 / alone_s, decode_step_ms=STEP_MS + ANSWER_MS, chunk_tokens=chunk_tokens
+    )
+
+
+@pytest.mark.parametrize("tokens", [128, 256, 2048])
+def test_an_idle_engine_measures_the_same_speed_as_its_busy_equal(tokens: int) -> None:
+    """One computes prompts alone and answers them alone, the other never stops to decode for eight to sixteen."""
+    idle, busy = gpu(), gpu()
+    for round_number in range(100):
+        step(idle, tokens, 0)
+        step(busy, tokens, 8 + round_number % 9)
+        for _ in range(4):
+            step(idle, 0, 1)
+            step(busy, 0, 8 + round_number % 9)
+    assert told_ms(idle, 0, 2048) == pytest.approx(told_ms(busy, 0, 2048), rel=0.08)
+    assert told_ms(busy, 0, 2048) == pytest.approx(2048 * TOKEN_MS, rel=0.08)
+
+
+def test_what_a_step_costs_by_itself_is_told_from_what_each_answer_adds() -> None:
+    rates = EngineRates()
+    for number in range(200):
+        step(rates, 0, 1 + number % 16)
+    assert rates.step_ms == pytest.approx(STEP_MS, rel=0.02)
+
+
+def test_a_prompt_of_many_chunks_pays_for_as_many_steps() -> None:
+    rates = gpu(chunk_tokens=512)
+    for _ in range(50):
+        step(rates, 512, 0)
+        step(rates, 0, 1)
+    assert rates.prefill_ms(0, 4096) == pytest.approx(8 * STEP_MS + 4096 * TOKEN_MS, rel=0.05)
+    assert told_ms(rates, 0, 4096) == pytest.approx(rates.prefill_ms(0, 4096))
+    assert rates.prefill_tokens_per_s == pytest.approx(512 / (STEP_MS + 512 * TOKEN_MS) * 1e3, rel=0.05)
+
+
+def test_prefills_beside_decoding_that_is_slow_are_never_taken_for_free() -> None:
+    rates = EngineRates(decode_step_ms=50.0)
+    for _ in range(20):
+        rates.record(prefill_tokens=500, decoding=0, elapsed_s=0.020)
+    assert rates.prefill_ms_per_token == pytest.approx(20.0 * LEAST_PREFILL_SHARE / 500)
 
 
 def test_first_step_sets_a_rate_however_short_it_is_and_a_clock_that_stood_still_none() -> None:
@@ -157,6 +209,7 @@ def test_whatever_steps_there_were_no_rate_is_negative_or_endless(
             rates.prefill_ms_per_token2,
             rates.prefill_tokens_per_s,
             rates.decode_step_ms,
+            rates.step_ms,
         )
         assert all(math.isfinite(one) and one >= 0.0 for one in told)
 
