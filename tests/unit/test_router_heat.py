@@ -222,12 +222,22 @@ def test_targets_rise_at_once_and_fall_to_the_highest_of_the_last_minute() -> No
 
 @pytest.mark.parametrize(
     ("load", "mean", "target"),
-    [(0.0, 0.5, 1), (0.02, 0.001, 1), (0.06, 0.001, 3), (0.5, 0.5, 1), (3.2, 0.5, 6), (6.4, 1.0, 8)],
+    [(0.0, 0.5, 1), (0.02, 0.001, 1), (0.3, 0.001, 3), (0.5, 0.5, 1), (3.2, 0.5, 6), (6.4, 1.0, 8)],
     ids=["nothing", "idle fleet", "nearly idle", "as much as others", "most of it", "full fleet"],
 )
 def test_target_follows_load_and_the_fleets_average(load: float, mean: float, target: int) -> None:
-    """Nobody is relieved of a fiftieth of a worker; in a full fleet everybody helps."""
+    """Nobody is relieved of a tenth of a worker; in a full fleet everybody helps."""
     assert target_of(load, 10_000.0, mean, 8) == target
+
+
+def test_steps_of_answers_count_beside_what_prompts_take() -> None:
+    """Short tails behind a shared prefix, and every fifth prompt new and long: by arithmetic it is a third of the work. Where each answer's
+    steps keep a worker busy for a third of a second, it is most of it."""
+    mix = [(seq(1, 40), 16.0, 9.0), *((seq(n, 40), 0.4, 80.0) for n in range(2, 12))]
+    (by_arithmetic,) = Traffic().run(20, mix)
+    (with_steps,) = Traffic().run(20, mix, HeatFleet(8, steps_s=0.3))
+    assert by_arithmetic.replicas <= 3
+    assert with_steps.replicas >= 6
 
 
 def test_load_of_few_requests_is_taken_for_less() -> None:

@@ -16,9 +16,8 @@ TOLERATED: Final = 1.15
 """So many times the average a holder may be busy with one prefix. Closer to 1, chance alone would make and drop replicas; further off, a
 holder's queue is what spreads its traffic, and each request that leaves it pays."""
 
-LEAST_SHARE: Final = 0.02
-"""Of a worker: holders that are busy with a prefix for less are not relieved. Little, because loads are told in arithmetic: a worker that decodes
-for a few reads its weights at each step, and is busy for ten times as long (``tests/model/test_simulated_heat.py``)."""
+LEAST_SHARE: Final = 0.1
+"""Of a worker: holders that are busy with a prefix for less are not relieved. A replica takes room from what others have cached."""
 
 MOST_SHARE: Final = 0.5
 """Of a worker: beyond half, requests wait for each other much longer than they take."""

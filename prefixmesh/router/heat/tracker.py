@@ -57,6 +57,10 @@ class HeatFleet(NamedTuple):
     place_s: float = 0.0
     """Share of a worker's places that one request takes for as long as it is expected to, times that: seconds. 0 where places are boundless."""
 
+    steps_s: float = 0.0
+    """How long an answer's steps keep a worker busy, shared out evenly among those that workers decode together now: seconds. In a fleet with
+    little to do that is most of what a request costs, for each step reads the whole model, be it for one answer or for ten."""
+
 
 @dataclass(slots=True)
 class HotPrefix:
@@ -122,7 +126,7 @@ class HeatTracker:
             return []
         self._let_time_pass(now)
         most = min(self.config.max_replicas or fleet.workers, fleet.workers)
-        load_of = partial(self._load, now=now, place_s=fleet.place_s)
+        load_of = partial(self._load, now=now, fleet=fleet)
         mean_load = load_of(self._requests, self._work_ms, self._began) / fleet.workers
         nodes = self._find(load_of, mean_load, most, now)
         self._take_over(nodes, self._targets.step({one.name: one.target for one, _ in nodes}, now), most)
@@ -176,11 +180,13 @@ class HeatTracker:
             self._work_ms *= factor
         self._clock.tick(now)
 
-    def _load(self, requests: float, work_ms: float, since: float, *, now: float, place_s: float) -> float:
-        """Workers that requests keep busy: with arithmetic, or by the places that they take, whichever is more."""
+    def _load(self, requests: float, work_ms: float, since: float, *, now: float, fleet: HeatFleet) -> float:
+        """Workers that requests keep busy: with arithmetic and the steps of their answers, or by the places that they take, whichever is
+        more."""
         clock = self._clock
-        busy = clock.per_s(work_ms, since, now) / _MS_PER_S
-        return max(busy, clock.per_s(requests, since, now) * place_s)
+        requests_per_s = clock.per_s(requests, since, now)
+        busy = clock.per_s(work_ms, since, now) / _MS_PER_S + requests_per_s * fleet.steps_s
+        return max(busy, requests_per_s * fleet.place_s)
 
     def _find(
         self, load_of: Callable[[float, float, float], float], mean_load: float, most: int, now: float

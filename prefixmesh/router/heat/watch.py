@@ -71,11 +71,14 @@ def _origin(request: RouteRequest, namespace: Namespace, chain: int) -> Origin:
 
 
 def _fleet(columns: FleetColumns) -> HeatFleet:
-    """How many workers there are, and how much of its places a request takes on the average. O(rows)."""
+    """How many workers there are, and what of one an answer takes on the average: of its places, and of its time, which it shares with those
+    that are decoded beside it. O(rows)."""
     usable = columns.usable
     workers = int(usable.sum())
     if not workers:
         return HeatFleet(0)
     step_ms = columns.token_interval_ms.clip(min=columns.rates.decode_step)
-    taken_s = columns.answer_tokens * step_ms * columns.per_place * _S_PER_MS
-    return HeatFleet(workers, float(taken_s[usable].mean()))
+    answer_s = (columns.answer_tokens * step_ms)[usable] * _S_PER_MS
+    place_s = answer_s * columns.per_place[usable]
+    together = max(1.0, float(columns.in_flight[usable].mean()))
+    return HeatFleet(workers, float(place_s.mean()), float(answer_s.mean()) / together)
