@@ -269,6 +269,12 @@ class CaseFleet:
         some = list(self.done if answers is None else answers)
         return sum(one.cached_tokens for one in some) / sum(one.prompt_tokens for one in some)
 
+    def forget(self) -> None:
+        """What has ended, where there is too much of it to be kept."""
+        self.done.clear()
+        self.asked.clear()
+        self.fleet.answered.clear()
+
     def check_ended_well(self) -> None:
         """Everything asked has its answer, and nothing is left of it at any router."""
         assert all(one.ended_at is not None and not one.error for one in self.asked)
