@@ -37,9 +37,17 @@ def told(adapter: "FleetAdapter") -> str:
     content = f" ({one_line(adapter.digest[:DIGEST_CHARS])})" if adapter.digest else ""
     if adapter.removed:
         return f"{one_line(adapter.spec.name)}: {_count(len(adapter.workers))} still to forget it"
-    why = why_not(adapter)
     counts = f"{adapter.held} of {_count(adapter.wanted)} loaded version {adapter.generation}{content}"
-    return f"{one_line(adapter.spec.name)}: {counts}" + (f"; {why}" if why else "")
+    return "; ".join(
+        filter(None, (f"{one_line(adapter.spec.name)}: {counts}", kept(adapter), why_not(adapter)))
+    )
+
+
+def kept(adapter: "FleetAdapter") -> str:
+    """What the name goes on to mean, where no worker has loaded its newest version yet; else empty."""
+    if not adapter.kept_generation:
+        return ""
+    return f"version {adapter.kept_generation} ({one_line(adapter.kept.path)}) stays until one has"
 
 
 def why_not(adapter: "FleetAdapter") -> str:
@@ -71,6 +79,8 @@ def adapter_as_dict(adapter: "FleetAdapter") -> dict[str, Any]:
         "pinned": adapter.spec.pinned,
         "digest": adapter.digest,
         "generation": adapter.generation,
+        "kept_generation": adapter.kept_generation,
+        "kept_path": adapter.kept.path,
         "remembered": adapter.generation > 0 and not adapter.removed,
         "removed": adapter.removed,
         "wanted": adapter.wanted,
@@ -136,7 +146,7 @@ def _row(adapter: "FleetAdapter") -> tuple[str, ...]:
         f"{adapter.generation or '-'}",
         "yes" if adapter.spec.pinned else "-",
         loaded,
-        " ".join(filter(None, ("is being forgotten" if adapter.removed else "", why))),
+        "; ".join(filter(None, ("is being forgotten" if adapter.removed else "", kept(adapter), why))),
     )
 
 

@@ -200,6 +200,29 @@ async def test_worker_that_refuses_is_told_of_and_the_others_have_it() -> None:
         await until_held(router, 2)
 
 
+@pytest.mark.usefixtures("_quick")
+async def test_name_keeps_what_it_means_while_no_worker_can_load_what_was_put() -> None:
+    """A folder that is not there costs nobody anything: requests go on, and a worker that restarts gets the version before."""
+    async with fleet(2) as router:
+        await put(router)
+        await until_held(router, 2)
+        await put(router, path="mistyped")
+        await until_states(router, {"w0": "refused", "w1": "refused"})
+        told = (await listed(router))["clerk"]
+        assert (told.generation, told.digest, told.held) == (2, "", 0)
+        assert (told.kept_generation, told.kept.path) == (1, "a")
+        assert await generate(router) == digest_of("first weights")
+        first = adapter_workers(router)[0]
+        first.loads.clear()
+        await first.restart()
+        await eventually(lambda: "clerk" in first.script.adapters, WAIT_S)
+        assert first.script.adapters == {"clerk": digest_of("first weights")}
+        await put(router, path="b")
+        told = await until_held(router, 2)
+        assert (told.generation, told.kept_generation) == (3, 0)
+        assert await generate(router) == digest_of("other weights")
+
+
 async def test_worker_with_other_weights_in_the_folder_is_told_of() -> None:
     """The name means one content, that of whom was first; what another found is its problem."""
     async with fleet(2) as router:

@@ -5,6 +5,7 @@ What must hold at every step is checked with each, and what must come about once
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prefixmesh.ids import Incarnation
@@ -12,7 +13,7 @@ from prefixmesh.proto.v1 import router_pb2 as pb
 from prefixmesh.router.adapters.config import AdapterControllerConfig
 from prefixmesh.router.adapters.controller import AdapterController
 from prefixmesh.router.adapters.orders import Ended, Load, Order, WorkerSeen
-from prefixmesh.router.adapters.records import AdapterRecord, decode, encode, put_again
+from prefixmesh.router.adapters.records import AdapterRecord, decode, encode, found, put_again, removed
 from prefixmesh.router.endpoint import Endpoint
 
 NAMES = ("n0", "n1", "n2")
@@ -32,7 +33,7 @@ CONFIG = AdapterControllerConfig(
 KINDS = (
     *("step", "finish") * 6,
     *("put", "put", "remove", "write", "restart", "away", "back", "join", "leave", "retrain", "take_over"),
-    *("refuse", "break", "lose", "mend"),
+    *("refuse", "break", "lose", "mend", "vanish"),
 )
 """What happens, the common things more than once."""
 
@@ -66,6 +67,7 @@ class TroubledAdapters:
         self.now = 100.0
         self.workers = {name: ModelWorker(name) for name in ("w0", "w1", "w2", "w3")}
         self.folders = {path: f"weights of {path}" for path in PATHS}
+        self.lost: dict[str, str] = {}
         self.records: dict[str, AdapterRecord] = {}
         self.controller = AdapterController(CONFIG)
         self.under_way: list[Order] = []
@@ -82,18 +84,24 @@ class TroubledAdapters:
         self.controller.check_invariants()
 
     def calm(self) -> None:
-        """Nothing goes wrong any more: soon all is as it is wished."""
+        """Workers are well from now on: soon no name that can be had is missing anywhere. When folders are back, too, all is as it is wished."""
         self.happened["calm"] += 1
         for worker in self.workers.values():
             worker.trouble, worker.is_ready = "", True
+        self._until(self._means_something, "a name is missing")
+        self.folders |= self.lost
+        self.lost.clear()
+        self._until(self._is_as_wished, "it is not as it is wished")
+
+    def _until(self, is_so: Callable[[], bool], otherwise: str) -> None:
         for _ in range(400):
             self._step(9, 0)
             while self.under_way:
                 self._finish(0, 0)
             self._write(0, 0)
-            if self._is_as_wished():
+            if is_so():
                 return
-        raise AssertionError(f"never as it is wished: {self.controller!r} {self._held()} {self.records}")
+        raise AssertionError(f"{otherwise}: {self.controller!r} {self._held()} {self.records} {self.folders}")
 
     # What happens.
 
@@ -121,12 +129,12 @@ class TroubledAdapters:
     def _remove(self, x: int, _: int) -> None:
         record = self.records.get(NAMES[x % 3])
         if record is not None:
-            self._write_record(record._replace(removed_unix_ms=1))
+            self._write_record(removed(record, 1))
 
     def _write(self, *_: int) -> None:
         """The store takes what was found out."""
         for record in self.controller.found():
-            if self.records.get(record.name) == record._replace(digest=""):
+            if found(self.records[record.name], record.digest) == record:
                 self._write_record(record)
 
     def _restart(self, x: int, _: int) -> None:
@@ -150,9 +158,16 @@ class TroubledAdapters:
         if len(self.workers) > 2:
             del self.workers[self._some(x).name]
 
+    def _vanish(self, x: int, _: int) -> None:
+        """A folder is not there for a while."""
+        path = PATHS[x % 3]
+        if path in self.folders:
+            self.lost[path] = self.folders.pop(path)
+
     def _retrain(self, x: int, y: int) -> None:
         """A folder has other weights, and its names are put again, as one does."""
         path = PATHS[x % 3]
+        self.lost.pop(path, None)
         self.folders[path] = f"weights of {path}, {y}"
         for record in list(self.records.values()):
             if record.spec.path == path and not record.is_removed:
@@ -185,6 +200,8 @@ class TroubledAdapters:
         if worker.trouble in ("refuse", "break"):
             return Ended(worker.trouble, is_refused=worker.trouble == "refuse")
         if isinstance(order, Load):
+            if order.path not in self.folders:
+                return Ended("no such folder", is_refused=True)
             digest = self.folders[order.path]
             if worker.trouble != "lose":
                 worker.adapters[order.name] = digest
@@ -202,16 +219,16 @@ class TroubledAdapters:
         for order in orders:
             assert order.name != OWN, "a name that the store never knew is nobody's business"
             record = self.records[order.name]
-            assert order.generation == record.generation
+            is_kept = record.kept is not None and order.generation == record.kept.generation
+            assert order.generation == record.generation or is_kept
             assert record.is_removed != isinstance(order, Load)
         for name in {order.name for order in orders if isinstance(order, Load)}:
-            content = self.controller.digest_of(self.records[name])
-            loads = [
-                one
-                for one in self._alive()
-                if (one.name, one.generation) == (name, self.records[name].generation)
-            ]
-            assert content or len(loads) == 1, "one worker finds out what it is"
+            record = self.records[name]
+            newest = self.controller.digest_of(record)
+            loads = [one for one in self._alive() if isinstance(one, Load) and one.name == name]
+            first = [one for one in loads if one.generation == record.generation]
+            assert newest or len(first) <= 1, "one worker finds out what it is"
+            content = newest or (record.kept.digest if record.kept else "")
             changing = [one for one in loads if self._ordered[id(one)][1] not in (None, content)]
             is_new = any(one is order for one in changing for order in orders)
             most = max(1, int(ready * CONFIG.roll_share))
@@ -230,6 +247,15 @@ class TroubledAdapters:
             and (worker := self.workers.get(one.endpoint)) is not None
             and worker.life == one.incarnation
         ]
+
+    def _means_something(self) -> bool:
+        """Whether every worker has some content of each name that can be had, also where its newest cannot."""
+        for record in self.records.values():
+            paths = [record.spec.path, *([record.kept.spec.path] if record.kept else [])]
+            can_be_had = not record.is_removed and any(path in self.folders for path in paths)
+            if can_be_had and not all(record.name in one.adapters for one in self.workers.values()):
+                return False
+        return True
 
     def _is_as_wished(self) -> bool:
         for record in self.records.values():

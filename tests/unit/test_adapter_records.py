@@ -8,10 +8,13 @@ from prefixmesh.router.adapters.records import (
     FORMAT,
     REMOVED_FOR_MS,
     AdapterRecord,
+    Version,
     decode,
     encode,
+    found,
     name_of,
     put_again,
+    removed,
 )
 from prefixmesh.router.pins.records import NewerRecordError
 
@@ -52,7 +55,9 @@ def test_what_is_no_record_is_told_so(value: bytes) -> None:
         decode(value)
 
 
-@pytest.mark.parametrize("key", ["adapters/", "adapters/a/b", "adapters/-a", "adapters/" + "a" * 129, "clerk"])
+@pytest.mark.parametrize(
+    "key", ["adapters/", "adapters/a/b", "adapters/-a", "adapters/" + "a" * 129, "clerk"]
+)
 def test_other_keys_name_none(key: str) -> None:
     assert name_of(key) is None
     assert name_of("adapters/clerk") == "clerk"
@@ -62,8 +67,19 @@ def test_put_again_is_another_generation_of_unknown_content() -> None:
     """Also over a removal that is still remembered: no two contents ever have one number."""
     first = put_again(None, SPEC)
     assert (first.generation, first.digest) == (1, "")
-    again = put_again(first._replace(digest="d1", removed_unix_ms=5), SPEC)
-    assert (again.generation, again.digest, again.is_removed) == (2, "", False)
+    again = put_again(removed(found(first, "d1"), 5), SPEC)
+    assert (again.generation, again.digest, again.is_removed, again.kept) == (2, "", False, None)
+
+
+def test_last_version_that_was_found_is_kept_until_another_is() -> None:
+    """However often something is put in between that no worker can load; and none once the name was removed."""
+    first = found(put_again(None, SPEC), "d1")
+    wrong = put_again(put_again(first, pb.AdapterSpec(name="clerk", path="no")), pb.AdapterSpec(name="clerk"))
+    assert wrong.kept == Version(SPEC, 1, "d1")
+    assert decode(encode(wrong)) == wrong
+    assert found(wrong, "d3").kept is None
+    assert removed(wrong, 0).kept is None
+    assert removed(wrong, 0).is_removed
 
 
 def test_removal_is_remembered_for_a_day() -> None:

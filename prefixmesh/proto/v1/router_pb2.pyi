@@ -19,7 +19,7 @@ class AdapterSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., pinned: _Optional[bool] = ...) -> None: ...
 
 class FleetAdapter(_message.Message):
-    __slots__ = ("spec", "digest", "generation", "removed", "wanted", "held", "workers")
+    __slots__ = ("spec", "digest", "generation", "removed", "wanted", "held", "workers", "kept", "kept_generation")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,8 @@ class FleetAdapter(_message.Message):
     WANTED_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_GENERATION_FIELD_NUMBER: _ClassVar[int]
     spec: AdapterSpec
     digest: str
     generation: int
@@ -34,7 +36,9 @@ class FleetAdapter(_message.Message):
     wanted: int
     held: int
     workers: _containers.RepeatedCompositeFieldContainer[AdapterAtWorker]
-    def __init__(self, spec: _Optional[_Union[AdapterSpec, _Mapping]] = ..., digest: _Optional[str] = ..., generation: _Optional[int] = ..., removed: _Optional[bool] = ..., wanted: _Optional[int] = ..., held: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[AdapterAtWorker, _Mapping]]] = ...) -> None: ...
+    kept: AdapterSpec
+    kept_generation: int
+    def __init__(self, spec: _Optional[_Union[AdapterSpec, _Mapping]] = ..., digest: _Optional[str] = ..., generation: _Optional[int] = ..., removed: _Optional[bool] = ..., wanted: _Optional[int] = ..., held: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[AdapterAtWorker, _Mapping]]] = ..., kept: _Optional[_Union[AdapterSpec, _Mapping]] = ..., kept_generation: _Optional[int] = ...) -> None: ...
 
 class AdapterAtWorker(_message.Message):
     __slots__ = ("worker_id", "address", "state", "problem", "digest")

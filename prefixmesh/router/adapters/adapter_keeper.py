@@ -17,7 +17,7 @@ from prefixmesh.router.adapters.adapter_roster import AdapterRoster
 from prefixmesh.router.adapters.config import AdapterControllerConfig
 from prefixmesh.router.adapters.controller import AdapterController
 from prefixmesh.router.adapters.orders import Ended, Order, WorkerSeen
-from prefixmesh.router.adapters.records import AdapterRecord, encode
+from prefixmesh.router.adapters.records import AdapterRecord, encode, found
 from prefixmesh.router.pins.store_clock import StoreClock
 from prefixmesh.router.registry import WorkerRegistry
 from prefixmesh.router.state_store import StateStore
@@ -125,14 +125,14 @@ class AdapterKeeper:
         """Tell the store what was found out, and what needs to be remembered no more."""
         if self._writing is not None and not self._writing.done():
             return
-        found = self.controller.found()
+        news = self.controller.found()
         over = [one for one in self._roster.records.values() if one.is_over(self._clock.unix_ms)]
-        if found or over:
-            self._writing = asyncio.create_task(self._write_all(found, over))
+        if news or over:
+            self._writing = asyncio.create_task(self._write_all(news, over))
 
-    async def _write_all(self, found: Sequence[AdapterRecord], over: Sequence[AdapterRecord]) -> None:
+    async def _write_all(self, news: Sequence[AdapterRecord], over: Sequence[AdapterRecord]) -> None:
         try:
-            for record in found:
+            for record in news:
                 await self._write_found(record)
             for record in over:
                 version = self._roster.version(record.name)
@@ -145,7 +145,7 @@ class AdapterKeeper:
 
     async def _write_found(self, record: AdapterRecord) -> None:
         known = self._roster.records.get(record.name)
-        if known is None or known != record._replace(digest=""):
+        if known is None or known.digest or found(known, record.digest) != record:
             return  # it was put again meanwhile
         version = await self._store.put(record.key, encode(record), expect=self._roster.version(record.name))
         if version is not None:

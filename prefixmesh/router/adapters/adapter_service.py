@@ -21,7 +21,7 @@ from prefixmesh.proto.v1 import router_pb2 as pb
 from prefixmesh.router.adapters.adapter_keeper import AdapterKeeper
 from prefixmesh.router.adapters.adapter_roster import AdapterRoster
 from prefixmesh.router.adapters.adapter_status import of_their_own, status_of
-from prefixmesh.router.adapters.records import ADAPTERS, AdapterRecord, decode, encode, put_again
+from prefixmesh.router.adapters.records import ADAPTERS, AdapterRecord, decode, encode, put_again, removed
 from prefixmesh.router.pins.records import NewerRecordError
 from prefixmesh.router.registry import WorkerRegistry
 from prefixmesh.router.state_store import ABSENT, Entry, StateStore
@@ -114,7 +114,7 @@ class AdapterService:
             before = None if entry is None else _read(entry)
             if entry is None or before is None or before.is_removed:
                 return pb.RemoveAdapterResponse(removed=False)
-            record = before._replace(removed_unix_ms=max(1, unix_ms))
+            record = removed(before, unix_ms)
             version = await self._store.put(record.key, encode(record), expect=entry.version)
             if version is not None:
                 self._roster.take(record, version)

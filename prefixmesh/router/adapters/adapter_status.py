@@ -21,6 +21,9 @@ def status_of(
         generation=record.generation,
         removed=record.is_removed,
     )
+    if record.kept is not None and not told.digest:
+        told.kept.CopyFrom(record.kept.spec)
+        told.kept_generation = record.kept.generation
     for entry in workers:
         if entry.facts is None:
             if not record.is_removed:

@@ -6,32 +6,26 @@ A worker that finds another in its folder has a problem that is told. A name tha
 time, and goes on meaning the older one on all others; a worker itself changes from one to the other without a moment between.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
-from prefixmesh.errors import InvariantError
-from prefixmesh.ids import Incarnation
 from prefixmesh.router.adapters.config import AdapterControllerConfig
-from prefixmesh.router.adapters.gaps import NO_GAPS, GapFinder, Gaps, Wish
+from prefixmesh.router.adapters.gaps import NO_GAPS, GapFinder, Gaps
 from prefixmesh.router.adapters.orders import Ended, Load, Order, Standing, Unload, WorkerSeen
-from prefixmesh.router.adapters.records import AdapterRecord
+from prefixmesh.router.adapters.records import AdapterRecord, Version
 from prefixmesh.router.adapters.troubles import Troubles
+from prefixmesh.router.adapters.under_way import UnderWay
+from prefixmesh.router.adapters.wishes import Wishes
 from prefixmesh.router.endpoint import Endpoint
 
 BELIEVED_S: Final = 3.0
 """So long a worker that says an order is done is believed, although it does not tell so: three answers to ``Describe``. After that it has
 failed, and is asked again ever more seldom: else one that lies were asked without end."""
 
+SEEKING_SHARE: Final = 0.5
+"""Of the loads, for names of which it is to be found out what they are: where many are put that no worker can load, what is known goes on."""
+
 _IN_VAIN: Final = "it says that it has done so, and does not tell of it"
-
-
-class _Found(NamedTuple):
-    """What a generation turned out to be, before the store says so."""
-
-    generation: int
-    path: str
-    digest: str
 
 
 class AdapterController:
@@ -39,27 +33,15 @@ class AdapterController:
 
     def __init__(self, config: AdapterControllerConfig | None = None) -> None:
         self._config = config or AdapterControllerConfig()
-        self._troubles = Troubles(self._config)
+        self._wishes = Wishes()
         self._gaps = GapFinder()
-        self._number = 0
-        self._records: Mapping[str, AdapterRecord] = {}
-        self._wishes: Mapping[str, Wish] = {}
-        self._found: dict[str, _Found] = {}
-        self._loading: dict[Endpoint, Load] = {}
-        """One a worker at most."""
-
-        self._unloading: dict[tuple[Endpoint, str], Unload] = {}
-        self._done: dict[tuple[Endpoint, str], tuple[Order, float]] = {}
-        """What workers say they have done, and do not tell of yet; and since when."""
-
-        self._changing: dict[str, dict[Endpoint, float]] = {}
-        """By name: workers that change from an older content, and until when they count as such."""
-
-        self._last_served: dict[Endpoint, int] = {}
-        """Number of each worker's last load: who waits longest is next."""
+        self._troubles = Troubles(self._config)
+        self._under_way = UnderWay()
+        self._last_sought: dict[str, int] = {}
+        """By name that is sought: number of the last load that was to find it out, so that each has its turn."""
 
     def __repr__(self) -> str:
-        return f"AdapterController({len(self._wishes)} names, {len(self._loading)} loads, {len(self._unloading)} unloads)"
+        return f"AdapterController({len(self._wishes)} names, {self._under_way!r})"
 
     def step(
         self,
@@ -71,253 +53,225 @@ class AdapterController:
     ) -> list[Order]:
         """What is to be done now. ``records`` by name, another mapping whenever one is another; None while the store was not read: nothing is
         ordered then. O(workers) while nothing changes; O(names) for each worker that does."""
-        by_endpoint = {seen.endpoint: seen for seen in workers}
-        self._forget_the_dead({seen.endpoint: seen.incarnation for seen in workers}, now)
+        lives = {seen.endpoint: seen.incarnation for seen in workers}
+        self._under_way.forget_the_dead(lives, now)
+        self._troubles.prune(lives, now)
         if records is None:
             return []
         self.take_over(records)
-        gaps = self._gaps.find(self._wishes, workers)
+        gaps = self._gaps.find(self._wishes.by_name, workers)
         self._look_at_what_is_done(gaps, now)
         if not acts:
             return []
-        loads = self._loads(gaps, by_endpoint, now)
-        return [*loads, *self._unloads(gaps, by_endpoint, now)]
+        by_endpoint = {seen.endpoint: seen for seen in workers}
+        return [*self._loads(gaps, by_endpoint, now), *self._unloads(gaps, by_endpoint, now)]
 
     def take_over(self, records: Mapping[str, AdapterRecord]) -> None:
         """Go by these records from now on: what is told is told of them. O(1) while they are the same ones, else O(names)."""
-        if records is self._records:
+        if not self._wishes.take_over(records):
             return
-        self._records = records
-        self._found = {
-            name: found
-            for name, found in self._found.items()
-            if (record := records.get(name)) is not None
-            and (record.generation, record.spec.path, record.digest) == (found.generation, found.path, "")
-        }
-        for key, unload in list(self._unloading.items()):
+        for unload in list(self._under_way.unloads.values()):
             record = records.get(unload.name)
             if record is None or record.generation != unload.generation or not record.is_removed:
-                del self._unloading[
-                    key
-                ]  # it is wished again: nothing waits for the last request by the old one
-        self._make_wishes()
+                self._under_way.end(unload)  # wished again: nothing waits for the last request by the old one
 
     def ended(self, order: Order, ended: Ended, now: float) -> None:
-        """An order has ended; of one that is not under way any more, nothing is believed. O(1)."""
-        if isinstance(order, Unload):
-            if self._unloading.get((order.endpoint, order.name)) is order:
-                del self._unloading[order.endpoint, order.name]
-                self._note_end(order, ended, now)
+        """An order has ended; of one that is not under way any more, nothing is believed. O(1), or O(names) where something was found."""
+        if not self._under_way.end(order):
             return
-        if self._loading.get(order.endpoint) is not order:
-            return
-        del self._loading[order.endpoint]
-        wish = self._wishes.get(order.name)
-        if wish is None or wish.record.is_removed or wish.record.generation != order.generation:
-            self._end_change(order, None if ended.problem else now + self._config.settle_s)
-            return  # another is wished by now, and what was loaded is seen
-        if not ended.problem and not wish.digest:
-            self._find(wish.record, ended.digest)
-        elif not ended.problem and ended.digest != wish.digest:
-            ended = Ended(_differs(order, ended.digest, wish.digest), is_refused=True)
-        self._end_change(order, None if ended.problem else now + self._config.settle_s)
-        self._note_end(order, ended, now)
+        if isinstance(order, Load):
+            self._under_way.end_change(order, now if ended.problem else now + self._config.settle_s)
+            ended = self._judged(order, ended)
+        if ended.problem:
+            self._troubles.failed(order, ended, now)
+        else:
+            self._under_way.done[order.endpoint, order.name] = (order, now)
 
     def found(self) -> list[AdapterRecord]:
-        """Records with the digest that they turned out to have, and that the store does not know yet. O(names found)."""
-        return [
-            wish.record._replace(digest=wish.digest)
-            for name in self._found
-            if (wish := self._wishes.get(name)) is not None and not wish.record.digest
-        ]
+        """Records with the digest that they turned out to have, and that the store does not know yet."""
+        return self._wishes.found()
 
     def digest_of(self, record: AdapterRecord) -> str:
-        """The content that a name of the store is to mean everywhere; empty while that is not known."""
+        """The content of a record's generation; empty while that is not known."""
         wish = self._wishes.get(record.name)
-        is_it = wish is not None and wish.record.generation == record.generation
-        return record.digest or (wish.digest if wish is not None and is_it else "")
+        if wish is None or wish.version is None or wish.version.generation != record.generation:
+            return record.digest
+        return wish.version.digest
 
     def standing(self, seen: WorkerSeen, name: str) -> Standing:
-        """How far a worker is with a name, as of the last step. O(1)."""
+        """How far a worker is with a name's newest generation, as of the last step. O(1)."""
         wish = self._wishes.get(name)
         if wish is None:
             return Standing("none")
-        where = (seen.endpoint, seen.incarnation, name, wish.record.generation)
+        generation = wish.record.generation
         if wish.record.is_removed:
-            return Standing("leaving", self._troubles.failure(*where, is_load=False))
+            return Standing("leaving", self._troubles.failure(seen, name, generation, is_load=False))
         if not seen.is_ready:
             return Standing("away")
-        if wish.is_held(seen):
+        if not (wish.is_sought or wish.is_lacking(seen)):
             return Standing("held")
-        load = self._loading.get(seen.endpoint)
-        if (load is not None and load.name == name) or (seen.endpoint, name) in self._done:
-            return Standing("loading")
-        if refusal := self._troubles.refusal(*where, is_load=True):
+        done, _ = self._under_way.done.get((seen.endpoint, name), (None, 0.0))
+        for order in (self._under_way.loads.get(seen.endpoint), done):
+            if order is not None and (order.name, order.generation) == (name, generation):
+                return Standing("loading")
+        if refusal := self._troubles.refusal(seen, name, generation, is_load=True):
             return Standing("refused", refusal)
-        failure = self._troubles.failure(*where, is_load=True)
+        failure = self._troubles.failure(seen, name, generation, is_load=True)
         return Standing("failed", failure) if failure else Standing("waiting")
 
     def check_invariants(self) -> None:
         """Raises InvariantError unless bounds are kept and everything under way is known once. O(orders)."""
-        under_way = len(self._loading), len(self._unloading)
-        if under_way[0] > self._config.max_loads or under_way[1] > self._config.max_unloads:
-            raise InvariantError(f"more is under way than may be: {under_way} of {self!r}")
-        for name, changing in self._changing.items():
-            for endpoint, until in changing.items():
-                load = self._loading.get(endpoint)
-                if until == math.inf and (load is None or load.name != name):
-                    raise InvariantError(f"{endpoint} changes {name} by no load of {self!r}")
+        self._under_way.check_invariants(self._config.max_loads, self._config.max_unloads)
 
-    def _forget_the_dead(self, lives: dict[Endpoint, Incarnation], now: float) -> None:
-        """What was ordered from lives that are over, or said by them, and changes that are settled. O(workers)."""
-        for load in [one for one in self._loading.values() if lives.get(one.endpoint) != one.incarnation]:
-            del self._loading[load.endpoint]
-            self._end_change(load, None)
-        for unload in [one for one in self._unloading.values() if lives.get(one.endpoint) != one.incarnation]:
-            del self._unloading[unload.endpoint, unload.name]
-        for key, (order, _) in list(self._done.items()):
-            if lives.get(order.endpoint) != order.incarnation:
-                del self._done[key]
-        for name, changing in list(self._changing.items()):
-            left = {one: until for one, until in changing.items() if until > now and one in lives}
-            if left:
-                self._changing[name] = left
-            else:
-                del self._changing[name]
-        if len(self._last_served) > len(lives):
-            self._last_served = {one: number for one, number in self._last_served.items() if one in lives}
-        self._troubles.prune(lives, now)
-
-    def _make_wishes(self) -> None:
-        self._wishes = {
-            name: Wish(record, record.digest or (self._found[name].digest if name in self._found else ""))
-            for name, record in self._records.items()
-        }
-
-    def _find(self, record: AdapterRecord, digest: str) -> None:
-        self._found[record.name] = _Found(record.generation, record.spec.path, digest)
-        self._make_wishes()
+    def _judged(self, load: Load, ended: Ended) -> Ended:
+        """What became of a load, by the content that it was to bring; the first of a generation says what that is."""
+        wish = self._wishes.get(load.name)
+        if ended.problem or wish is None or wish.record.is_removed:
+            return ended
+        if wish.is_sought and load.generation == wish.record.generation:
+            self._wishes.find(wish.record, ended.digest)
+            return ended
+        version = wish.version
+        if version is None or version.generation != load.generation or version.digest == ended.digest:
+            return ended
+        return Ended(
+            f"its folder {load.path!r} holds other weights ({ended.digest[:12]}) than that of the worker which was the first "
+            f"to load them ({version.digest[:12]})",
+            is_refused=True,
+        )
 
     def _look_at_what_is_done(self, gaps: Mapping[Endpoint, Gaps], now: float) -> None:
         """Believe what workers tell; what they only say is believed for a while. O(orders lately done)."""
-        for key, (order, at) in list(self._done.items()):
-            wish = self._wishes.get(order.name)
-            there = gaps.get(order.endpoint, NO_GAPS)
-            if wish is None or wish.record.generation != order.generation:
-                del self._done[key]
-            elif order.name not in (there.lacks if isinstance(order, Load) else there.leaves):
-                del self._done[key]
+        for key, (order, at) in list(self._under_way.done.items()):
+            its = gaps.get(order.endpoint, NO_GAPS)
+            if order.name not in (its.lacks if isinstance(order, Load) else its.leaves):
+                del self._under_way.done[key]
                 self._troubles.worked(order)
+            elif self._is_superseded(order):
+                del self._under_way.done[key]
             elif now - at >= BELIEVED_S:
-                del self._done[key]
+                del self._under_way.done[key]
                 self._troubles.failed(order, Ended(_IN_VAIN), now)
+
+    def _is_superseded(self, order: Order) -> bool:
+        """Whether something else is wished than what was ordered."""
+        wish = self._wishes.get(order.name)
+        if wish is None or isinstance(order, Unload):
+            return wish is None or wish.record.generation != order.generation
+        return wish.version is None or wish.version.generation != order.generation
 
     def _loads(
         self, gaps: Mapping[Endpoint, Gaps], workers: Mapping[Endpoint, WorkerSeen], now: float
     ) -> list[Load]:
-        free = self._config.max_loads - len(self._loading)
-        lacking = [one for one, there in gaps.items() if there.lacks and one not in self._loading]
-        if free <= 0 or not lacking:
+        """Who finds out what was put, and who fills a gap, whoever waits longest first."""
+        free = self._config.max_loads - len(self._under_way.loads)
+        if free <= 0 or not (gaps or self._wishes.sought):
             return []
-        lacking.sort(key=lambda one: (self._last_served.get(one, 0), one))
-        ready = sum(seen.is_ready for seen in workers.values())
-        most_changing = max(1, int(ready * self._config.roll_share))
-        loading_names = {load.name for load in self._loading.values()}
+        ready = [seen for seen in workers.values() if seen.is_ready]
+        most_changing = max(1, int(len(ready) * self._config.roll_share))
+        idle = [seen for seen in ready if seen.endpoint not in self._under_way.loads]
+        idle.sort(key=lambda seen: (self._under_way.last_load(seen.endpoint), seen.endpoint))
+        seekers = min(free, max(1, int(self._config.max_loads * SEEKING_SHARE)) - self._seeking())
         loads: list[Load] = []
-        for endpoint in lacking:
+        self._last_sought = {name: self._last_sought.get(name, 0) for name in self._wishes.sought}
+        for name in sorted(self._last_sought, key=lambda name: (self._last_sought[name], name)):
+            if len(loads) < seekers and (load := self._first_load(name, idle, most_changing, now)):
+                loads.append(load)
+                self._last_sought[name] = load.number
+                idle = [seen for seen in idle if seen.endpoint != load.endpoint]
+        for seen in idle:
             if len(loads) == free:
                 break
-            seen = workers[endpoint]
-            name = self._next_name(gaps[endpoint].lacks, seen, loading_names, most_changing, now)
-            if name is not None:
-                loading_names.add(name)
-                loads.append(self._begin_load(seen, self._wishes[name].record))
+            name_and_version = self._next_gap(gaps.get(seen.endpoint, NO_GAPS), seen, most_changing, now)
+            if name_and_version is not None:
+                loads.append(self._begin_load(seen, *name_and_version))
         return loads
 
-    def _next_name(
-        self, lacks: Sequence[str], seen: WorkerSeen, loading: set[str], most_changing: int, now: float
-    ) -> str | None:
-        """What this worker loads next; None when it has to wait for everything that it lacks. O(what it lacks)."""
-        for name in lacks:
-            wish = self._wishes[name]
-            if not wish.digest and name in loading:
-                continue  # one worker finds out what it is
-            if (seen.endpoint, name) in self._done:
-                continue
-            if self._is_change(wish, seen) and len(self._changing.get(name, ())) >= most_changing:
-                continue
-            generation = wish.record.generation
-            if not self._troubles.is_paused(
-                seen.endpoint, seen.incarnation, name, generation, now, is_load=True
-            ):
-                return name
+    def _seeking(self) -> int:
+        """Loads under way that are to find out what a generation is. O(loads)."""
+        wishes = [(self._wishes.get(load.name), load) for load in self._under_way.loads.values()]
+        return sum(
+            wish is not None and wish.is_sought and load.generation == wish.record.generation
+            for wish, load in wishes
+        )
+
+    def _first_load(
+        self, name: str, idle: Sequence[WorkerSeen], most_changing: int, now: float
+    ) -> Load | None:
+        """Have one worker find out what a name's newest generation is, unless one is at it. O(workers)."""
+        record = self._wishes.by_name[name].record
+        if any(
+            (load.name, load.generation) == (name, record.generation)
+            for load in self._under_way.loads.values()
+        ):
+            return None
+        for seen in idle:
+            if self._may_load(seen, name, record.generation, "", most_changing, now):
+                return self._begin_load(seen, name, Version(record.spec, record.generation, ""))
         return None
 
-    def _is_change(self, wish: Wish, seen: WorkerSeen) -> bool:
-        """Whether the worker answers by another content meanwhile, or may."""
-        there = seen.adapters.get(wish.record.name)
-        return there is not None and there != wish.digest
+    def _next_gap(
+        self, gaps: Gaps, seen: WorkerSeen, most_changing: int, now: float
+    ) -> tuple[str, Version] | None:
+        """What a worker loads next of what it lacks; None when it has to wait for all of it. O(what it lacks)."""
+        for name in gaps.lacks:
+            version = self._wishes.by_name[name].version
+            if version is not None and self._may_load(
+                seen, name, version.generation, version.digest, most_changing, now
+            ):
+                return name, version
+        return None
 
-    def _begin_load(self, seen: WorkerSeen, record: AdapterRecord) -> Load:
-        self._number += 1
+    def _may_load(
+        self, seen: WorkerSeen, name: str, generation: int, digest: str, most_changing: int, now: float
+    ) -> bool:
+        done, _ = self._under_way.done.get((seen.endpoint, name), (None, 0.0))
+        if done is not None and done.generation == generation:
+            return False
+        if _is_change(seen, name, digest) and self._under_way.changing(name) >= most_changing:
+            return False
+        return not self._troubles.is_paused(seen, name, generation, now, is_load=True)
+
+    def _begin_load(self, seen: WorkerSeen, name: str, version: Version) -> Load:
+        spec = version.spec
         load = Load(
-            self._number,
+            self._under_way.next_number(),
             seen.endpoint,
             seen.incarnation,
-            record.name,
-            record.spec.path,
-            record.spec.pinned,
-            record.generation,
+            name,
+            spec.path,
+            spec.pinned,
+            version.generation,
         )
-        self._loading[seen.endpoint] = load
-        self._last_served[seen.endpoint] = load.number
-        if self._is_change(self._wishes[record.name], seen):
-            self._changing.setdefault(record.name, {})[seen.endpoint] = math.inf
+        self._under_way.begin_load(load, is_change=_is_change(seen, name, version.digest))
         return load
 
     def _unloads(
         self, gaps: Mapping[Endpoint, Gaps], workers: Mapping[Endpoint, WorkerSeen], now: float
     ) -> list[Unload]:
         unloads: list[Unload] = []
-        for endpoint, there in gaps.items():
-            for name in there.leaves:
-                if len(self._unloading) >= self._config.max_unloads:
+        for endpoint, its in gaps.items():
+            for name in its.leaves:
+                if len(self._under_way.unloads) >= self._config.max_unloads:
                     return unloads
-                seen, record = workers[endpoint], self._wishes[name].record
-                if (endpoint, name) in self._unloading or (endpoint, name) in self._done:
-                    continue
-                load = self._loading.get(endpoint)
-                if load is not None and load.name == name:
-                    continue  # after that
-                if self._troubles.is_paused(
-                    endpoint, seen.incarnation, name, record.generation, now, is_load=False
-                ):
-                    continue
-                self._number += 1
-                unload = Unload(self._number, endpoint, seen.incarnation, name, record.generation)
-                self._unloading[endpoint, name] = unload
-                unloads.append(unload)
+                if (unload := self._unload(workers[endpoint], name, now)) is not None:
+                    self._under_way.begin_unload(unload)
+                    unloads.append(unload)
         return unloads
 
-    def _note_end(self, order: Order, ended: Ended, now: float) -> None:
-        if ended.problem:
-            self._troubles.failed(order, ended, now)
-        else:
-            self._done[order.endpoint, order.name] = (order, now)
-
-    def _end_change(self, load: Load, until: float | None) -> None:
-        """A load has ended; where the worker has changed, it counts as changing for a while yet."""
-        changing = self._changing.get(load.name)
-        if changing is None or load.endpoint not in changing:
-            return
-        if until is None:
-            del changing[load.endpoint]
-        else:
-            changing[load.endpoint] = until
+    def _unload(self, seen: WorkerSeen, name: str, now: float) -> Unload | None:
+        """Have a worker forget a name, unless it is at it, or is still loading it, or has just failed."""
+        generation = self._wishes.by_name[name].record.generation
+        load = self._under_way.loads.get(seen.endpoint)
+        done, _ = self._under_way.done.get((seen.endpoint, name), (None, 0.0))
+        if (seen.endpoint, name) in self._under_way.unloads or (load is not None and load.name == name):
+            return None
+        if isinstance(done, Unload) or self._troubles.is_paused(seen, name, generation, now, is_load=False):
+            return None
+        return Unload(self._under_way.next_number(), seen.endpoint, seen.incarnation, name, generation)
 
 
-def _differs(load: Load, digest: str, wanted: str) -> str:
-    return (
-        f"its folder {load.path!r} holds other weights ({digest[:12]}) than that of the worker which was the first "
-        f"to load them ({wanted[:12]})"
-    )
+def _is_change(seen: WorkerSeen, name: str, digest: str) -> bool:
+    """Whether a worker answers by another content meanwhile, or may."""
+    has = seen.adapters.get(name)
+    return has is not None and has != digest

@@ -24,6 +24,17 @@ REMOVED_FOR_MS: Final = 24 * 3_600_000
 it is remembered, a worker that is started with an adapter of that name is told to forget it, and names must not add up."""
 
 
+class Version(NamedTuple):
+    """One generation of a name, of which it is known what it is."""
+
+    spec: pb.AdapterSpec
+    """Not to be changed."""
+
+    generation: int
+    digest: str
+    """Of its content."""
+
+
 class AdapterRecord(NamedTuple):
     """A name as it is kept."""
 
@@ -38,6 +49,10 @@ class AdapterRecord(NamedTuple):
 
     removed_unix_ms: int = 0
     """When it was taken back, by the store's clock; 0: it is wished."""
+
+    kept: Version | None = None
+    """What the name means until it is known what this generation is: a folder that is not there must not cost anybody what was. None where
+    that is known, or there was none."""
 
     @property
     def name(self) -> str:
@@ -67,6 +82,12 @@ class _Stored(msgspec.Struct, frozen=True):
     spec: bytes
     """A serialised ``AdapterSpec``."""
 
+    kept_spec: bytes = b""
+    kept_generation: int = 0
+    """0: nothing is kept."""
+
+    kept_digest: str = ""
+
 
 class _Format(msgspec.Struct, frozen=True):
     format: int
@@ -80,10 +101,19 @@ def name_of(key: str) -> str | None:
 
 def encode(record: AdapterRecord) -> bytes:
     """As the store keeps it. O(1)."""
-    spec = record.spec.SerializeToString(deterministic=True)
-    return msgspec.json.encode(
-        _Stored(FORMAT, record.generation, record.digest, record.removed_unix_ms, spec)
+    kept = record.kept or Version(pb.AdapterSpec(), 0, "")
+    spec, kept_spec = (one.SerializeToString(deterministic=True) for one in (record.spec, kept.spec))
+    stored = _Stored(
+        FORMAT,
+        record.generation,
+        record.digest,
+        record.removed_unix_ms,
+        spec,
+        kept_spec,
+        kept.generation,
+        kept.digest,
     )
+    return msgspec.json.encode(stored)
 
 
 def decode(value: bytes) -> AdapterRecord:
@@ -93,12 +123,34 @@ def decode(value: bytes) -> AdapterRecord:
         if newest > FORMAT:
             raise NewerRecordError(f"it is of format {newest}; this version knows {FORMAT}")
         stored = msgspec.json.decode(value, type=_Stored)
-        spec = pb.AdapterSpec.FromString(stored.spec)
-        return AdapterRecord(spec, stored.generation, stored.digest, stored.removed_unix_ms)
+        spec, kept_spec = (pb.AdapterSpec.FromString(one) for one in (stored.spec, stored.kept_spec))
+        kept = Version(kept_spec, stored.kept_generation, stored.kept_digest)
+        return AdapterRecord(
+            spec,
+            stored.generation,
+            stored.digest,
+            stored.removed_unix_ms,
+            kept if stored.kept_generation else None,
+        )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, DecodeError) as error:
         raise ValueError(f"it is no adapter ({error})") from error
 
 
 def put_again(before: AdapterRecord | None, spec: pb.AdapterSpec) -> AdapterRecord:
     """The record after ``spec`` was put: always another generation, since nobody but a worker can tell what its folder holds by now."""
-    return AdapterRecord(spec, 1 if before is None else before.generation + 1, digest="")
+    if before is None:
+        return AdapterRecord(spec, 1, digest="")
+    kept = before.kept
+    if before.digest:
+        kept = Version(before.spec, before.generation, before.digest)
+    return AdapterRecord(spec, before.generation + 1, digest="", kept=None if before.is_removed else kept)
+
+
+def found(record: AdapterRecord, digest: str) -> AdapterRecord:
+    """The record once it is known what its generation is: what was kept meanwhile is kept no more."""
+    return record._replace(digest=digest, kept=None)
+
+
+def removed(record: AdapterRecord, unix_ms: int) -> AdapterRecord:
+    """The record once it was taken back at this time of the store's clock."""
+    return record._replace(removed_unix_ms=max(1, unix_ms), kept=None)

@@ -5,7 +5,7 @@ Kept per worker's life, name and generation: an adapter that is put again begins
 
 from prefixmesh.ids import Incarnation
 from prefixmesh.router.adapters.config import AdapterControllerConfig
-from prefixmesh.router.adapters.orders import Ended, Load, Order
+from prefixmesh.router.adapters.orders import Ended, Load, Order, WorkerSeen
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.pins.failures import Failure, Failures
 
@@ -18,41 +18,40 @@ class Troubles:
         self._refused = Failures(config.refused_pause_s, config.longest_refused_pause_s)
 
     def failed(self, order: Order, ended: Ended, now: float) -> None:
-        """It did not work."""
+        """It did not work. What is told of it from now on is this failure."""
         kept, other = (self._refused, self._failed) if ended.is_refused else (self._failed, self._refused)
-        key = _key(order.name, order.generation, is_load=isinstance(order, Load))
-        kept.failed(order.endpoint, order.incarnation, key, ended.problem, now)
-        other.succeeded(order.endpoint, order.incarnation, key)  # what is told of it is the last failure
+        kept.failed(order.endpoint, order.incarnation, _key_of(order), ended.problem, now)
+        other.succeeded(order.endpoint, order.incarnation, _key_of(order))
 
     def worked(self, order: Order) -> None:
         """It was seen to have worked."""
-        key = _key(order.name, order.generation, is_load=isinstance(order, Load))
         for kept in (self._failed, self._refused):
-            kept.succeeded(order.endpoint, order.incarnation, key)
+            kept.succeeded(order.endpoint, order.incarnation, _key_of(order))
 
-    def is_paused(
-        self, endpoint: Endpoint, life: Incarnation, name: str, generation: int, now: float, *, is_load: bool
-    ) -> bool:
+    def is_paused(self, seen: WorkerSeen, name: str, generation: int, now: float, *, is_load: bool) -> bool:
         """Whether it must not be tried again yet."""
         key = _key(name, generation, is_load=is_load)
-        return any(kept.is_paused(endpoint, life, key, now) for kept in (self._failed, self._refused))
+        return any(
+            kept.is_paused(seen.endpoint, seen.incarnation, key, now)
+            for kept in (self._failed, self._refused)
+        )
 
-    def failure(
-        self, endpoint: Endpoint, life: Incarnation, name: str, generation: int, *, is_load: bool
-    ) -> Failure | None:
-        """The last one that may pass, since it worked."""
-        return self._failed.last(endpoint, life, _key(name, generation, is_load=is_load))
+    def failure(self, seen: WorkerSeen, name: str, generation: int, *, is_load: bool) -> Failure | None:
+        """The last one, where that may pass; None since it worked."""
+        return self._failed.last(seen.endpoint, seen.incarnation, _key(name, generation, is_load=is_load))
 
-    def refusal(
-        self, endpoint: Endpoint, life: Incarnation, name: str, generation: int, *, is_load: bool
-    ) -> Failure | None:
-        """The last refusal, where the last failure was one."""
-        return self._refused.last(endpoint, life, _key(name, generation, is_load=is_load))
+    def refusal(self, seen: WorkerSeen, name: str, generation: int, *, is_load: bool) -> Failure | None:
+        """The last failure, where that was a refusal; None since it worked."""
+        return self._refused.last(seen.endpoint, seen.incarnation, _key(name, generation, is_load=is_load))
 
     def prune(self, lives: dict[Endpoint, Incarnation], now: float) -> None:
         """Forget what is long ago, and lives that are over. O(failures)."""
         for kept in (self._failed, self._refused):
             kept.prune(lives, now)
+
+
+def _key_of(order: Order) -> str:
+    return _key(order.name, order.generation, is_load=isinstance(order, Load))
 
 
 def _key(name: str, generation: int, *, is_load: bool) -> str:
