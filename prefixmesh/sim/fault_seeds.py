@@ -7,9 +7,10 @@ itself: it is smaller on disk than what it becomes in memory.
 import multiprocessing
 import signal
 from collections import Counter, deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -78,7 +79,8 @@ def _run_in_processes(
     under_way: deque[Future[FaultReport]] = deque()
     try:
         for seed in seeds:
-            under_way.append(pool.submit(_run_there, seed))
+            with _deaf_to_interrupts():  # the first begins the processes
+                under_way.append(pool.submit(_run_there, seed))
             if len(under_way) > AHEAD * jobs:
                 yield under_way.popleft().result()
         while under_way:
@@ -86,7 +88,17 @@ def _run_in_processes(
     except BrokenProcessPool as error:
         raise InternalError("a process that ran seeds has died; fewer --jobs take less memory") from error
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=not under_way, cancel_futures=True)  # whoever has closed it early hears at once
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Processes that are begun within hear no Ctrl-C: it comes to all of a terminal, and whoever has begun them ends them."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 _here: list[tuple[Workload, FaultPlan]] = []
@@ -94,7 +106,6 @@ _here: list[tuple[Workload, FaultPlan]] = []
 
 
 def _begin(load: Callable[[], Workload], plan: FaultPlan) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever has begun it ends it
     torch.set_num_threads(1)
     _here.append((load(), plan))
 

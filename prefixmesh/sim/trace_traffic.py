@@ -25,8 +25,8 @@ from prefixmesh.tokens import pack
 REQUESTS: Final = 40
 """Of a run: as many as there are of conversations of our own."""
 
-LONGEST_TOKENS: Final = 300
-"""Of a prompt: with its answer it has room in the smallest pool that a run has."""
+LONGEST_TOKENS: Final = 190
+"""Of a prompt: with its answer it has room in the smallest pool that a run has, beside all that may be pinned there."""
 
 LONGEST_PAUSE_S: Final = 1.0
 """From an answer to what comes after it."""

@@ -28,10 +28,10 @@ def test_pieces_of_workloads_are_asked_and_nothing_is_broken(name: str, block_si
 
 def test_prompts_share_as_many_tokens_as_the_workload_says(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [
-        WorkloadRequest(arrival_ms=n, input_length=200, output_length=5, block_ids=ids)
+        WorkloadRequest(arrival_ms=n, input_length=180, output_length=5, block_ids=ids)
         for n, ids in enumerate([(1, 2), (1, 3), (4, 5)])
     ]
-    run = FaultRun(0, Workload(name="three", block_size=100, requests=requests))
+    run = FaultRun(0, Workload(name="three", block_size=90, requests=requests))
     asked: dict[int, list[int]] = {}
 
     def come(question: Question, _: object) -> None:
@@ -40,8 +40,8 @@ def test_prompts_share_as_many_tokens_as_the_workload_says(monkeypatch: pytest.M
     monkeypatch.setattr(run.callers, "come", come)
     run.sim.run_until(20.0)
     first, second, third = (asked[number] for number in range(3))
-    assert first[:100] == second[:100] != third[:100]
-    assert first[100:] != second[100:]
+    assert first[:90] == second[:90] != third[:90]
+    assert first[90:] != second[90:]
 
 
 def test_long_prompts_are_made_short_enough_for_the_smallest_pool() -> None:

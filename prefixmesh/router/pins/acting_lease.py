@@ -3,6 +3,9 @@
 Whoever holds it renews it several times before it ends, and stops acting by its end at the latest, reckoned by a clock that never jumps, from
 before it was asked for: so there is never a second one, however late an answer is, and however the machines' clocks differ. While the
 store is out of reach nobody renews, and soon nobody acts; serving needs neither.
+
+Only a store that was emptied lets a second one act: the lease is gone with the rest, another router may take it before the first puts it back, and the
+first learns of that when it asks next, within ``RENEW_S``, or at the end of its time. Both go by what they see, so what one does too much is undone.
 """
 
 import asyncio
