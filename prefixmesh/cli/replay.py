@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from prefixmesh.sim.workload import Workload
 
 ALL: Final = "all"
-DEFAULT_POLICIES: Final = ("cost", "match_gate", "block_cost", "weighted_scores", "round_robin")
+OURS: Final = "cost"
+DEFAULT_POLICIES: Final = (OURS, "match_gate", "block_cost", "weighted_scores", "round_robin")
 """Ours, the published rules of others, and what knows nothing."""
 
 
@@ -41,15 +42,13 @@ DEFAULT_POLICIES: Final = ("cost", "match_gate", "block_cost", "weighted_scores"
 @click.option(
     "--cache",
     "caches",
-    default="radix",
-    show_default=True,
-    help="What workers keep: radix, hash (whole blocks of 16 tokens), off; several with commas are compared.",
+    help="What workers keep: radix, hash (whole blocks of 16 tokens), off; several with commas are compared.  [default: radix]",
 )
 @click.option(
     "--policy",
     "policies",
     multiple=True,
-    help=f"Which policy, or {ALL}; may be repeated.  [default: {', '.join(DEFAULT_POLICIES)}]",
+    help=f"Which policy, or {ALL}, which has {OURS} on the other caches too; may be repeated.  [default: {', '.join(DEFAULT_POLICIES)}]",
 )
 @click.option(
     "--profile", default="h100-8b", show_default=True, help="How fast workers are: a name, or a JSON file."
@@ -116,7 +115,7 @@ DEFAULT_POLICIES: Final = ("cost", "match_gate", "block_cost", "weighted_scores"
 def replay(
     *,
     trace: str,
-    caches: str,
+    caches: str | None,
     policies: tuple[str, ...],
     profile: str,
     spill_weight: float | None,
@@ -166,10 +165,12 @@ def replay(
     objective = Objective(**{name: value for name, value in given.items() if value is not None})
     fleet |= {"timing": speeds.timing, "seed": seed, "objective": objective, **weight}
     fleet["cascade_min_reads"] = cascade_min_reads(speeds.kv_heads)
-    kinds: Sequence[Any] = tuple(dict.fromkeys(kind.strip() for kind in caches.split(",")))
+    kinds: Sequence[Any] = tuple(dict.fromkeys(kind.strip() for kind in (caches or "radix").split(",")))
     specs = [ReplaySpec(cache=kind, **fleet) for kind in kinds]
     workload = read_trace_or_workload(trace, seed, made | {"concurrent": _customers(trace, specs[0])})
     runs = _runs(specs, names)
+    if caches is None and ALL in policies:
+        runs |= _with_other_caches(specs[0])
     found = _run(workload, runs)
     title = Title(workload, specs[0], profile, speeds.source)
     if report is not None:
@@ -220,6 +221,17 @@ def _runs(specs: "Sequence[ReplaySpec]", names: Sequence[str]) -> "dict[str, Run
         for name in names
         for spec in specs
     }
+
+
+def _with_other_caches(spec: "ReplaySpec") -> "dict[str, Run]":
+    """Ours on what a tree of prefixes is measured against."""
+    from dataclasses import replace
+
+    from prefixmesh.bench.replay_sweep import Run
+    from prefixmesh.sim.replay_cache import CACHE_KINDS
+
+    kinds = [kind for kind in CACHE_KINDS if kind != spec.cache]
+    return {f"{OURS}/{kind}": Run(OURS, replace(spec, cache=kind)) for kind in kinds}
 
 
 def _run(workload: "Workload", runs: "Mapping[str, Run]") -> dict[str, "ReplayFigures"]:

@@ -333,7 +333,7 @@ def _rates(timing: TimingModel, chunk_tokens: int) -> Rates:
     """What a worker of such timing measures of itself: its prefill's curve has the steps' own time in it."""
     linear = timing.prefill_ms_per_token + timing.step_ms / chunk_tokens
     return Rates(
-        prefill_tokens_per_s=1e3 / linear,
+        prefill_tokens_per_s=1e3 / linear if linear else 0.0,
         decode_step_ms=timing.decode_step_ms(1, 1),
         prefill_ms_per_token=linear,
         prefill_ms_per_token2=timing.prefill_ms_per_token2,

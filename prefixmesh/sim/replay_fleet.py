@@ -5,7 +5,7 @@ from typing import Final
 
 import xxhash
 
-from prefixmesh.errors import InvariantError
+from prefixmesh.errors import ConfigError, InvariantError
 from prefixmesh.ids import Fingerprint
 from prefixmesh.router.policy import PICKS, PolicyConfig
 from prefixmesh.router_config import RoutingPolicy
@@ -27,6 +27,9 @@ from prefixmesh.worker.cascade_plan import CascadeRule
 ROUTED_BLOCK_TOKENS: Final = 64
 """Routers know blocks of so many tokens, as the real ones do, or those of a workload with larger ones."""
 
+MAX_SIMULATED_S: Final = 7 * 86_400.0
+"""A week: routers look at time four times a second and workers report, which is minutes of this machine's time."""
+
 _OURS: Final[Mapping[str, RoutingPolicy]] = {name: name for name in PICKS}
 _BOUNDLESS_BLOCKS: Final = 1 << 40
 
@@ -46,7 +49,7 @@ class Fleet:
         self._jobs: dict[int, Job] = {}
         self.log = ReplayLog()
         self.workers = self._make_workers(policy)
-        self._router = self._make_router(policy)
+        self.router = self._make_router(policy)
         self._arrivals = Arrivals(
             self._sim, self._requests, self._arrive, speed=spec.speed, concurrency=spec.concurrency
         )
@@ -54,14 +57,19 @@ class Fleet:
     @property
     def decisions_s(self) -> "list[float] | None":
         """What each decision of our router's core took of this machine's time; None where a rule decides."""
-        return self._router.decisions_s()
+        return self.router.decisions_s()
 
     def run(self, progress: Callable[[int], None] | None) -> None:
-        """Until every request has its end. ``progress`` is told of so many ends, some hundred times."""
+        """Until every request has its end. ``progress`` is told of so many ends, some hundred times. Raises ConfigError after
+        ``MAX_SIMULATED_S``."""
         told, total, log = 0, len(self._requests), self.log
         while len(log) < total:
             if not self._sim.step():
                 raise InvariantError(f"{total - len(log)} requests wait and nothing is to come")
+            if self._sim.now > MAX_SIMULATED_S:
+                raise ConfigError(
+                    f"a replay lasts at most {MAX_SIMULATED_S:,.0f} s, and after them {total - len(log)} of {total} requests have no answer"
+                )
             if progress is not None and len(log) >= told + total // 100:
                 told = len(log)
                 progress(told)
@@ -70,28 +78,28 @@ class Fleet:
 
     def begun(self, job: Job) -> None:
         """See ``Listener.begun``."""
-        self._router.begun(job)
+        self.router.begun(job)
 
     def first_token(self, job: Job) -> None:
         """See ``Listener.first_token``."""
-        self._router.first_token(job)
+        self.router.first_token(job)
 
     def ended(self, job: Job) -> None:
         """See ``Listener.ended``."""
-        self._router.ended(job)
+        self.router.ended(job)
         self.log.note(job)
         self._arrivals.ended(job.number)
 
     def changed(self, worker: int, changes: Sequence[Change]) -> None:
         """See ``Listener.changed``."""
-        self._router.changed(worker, changes)
+        self.router.changed(worker, changes)
 
     # How it is made.
 
     def _arrive(self, number: int) -> None:
         job = self._make_job(number, self._requests[number])
         job.arrived_at = self._sim.now
-        job.worker = self._router.route(job)
+        job.worker = self.router.route(job)
         self.workers[job.worker].take(job)
 
     def _make_job(self, number: int, request: WorkloadRequest) -> Job:

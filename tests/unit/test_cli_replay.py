@@ -13,6 +13,7 @@ from prefixmesh.cli.main import main
 from prefixmesh.errors import ConfigError
 from prefixmesh.sim import fault_run
 from prefixmesh.sim.public_traces import PUBLIC_TRACES, check_file, public_trace
+from prefixmesh.sim.replay_spec import POLICIES
 from prefixmesh.sim.workload_file import read_workload
 from prefixmesh.sim.workloads.catalogue import GENERATORS
 
@@ -140,8 +141,11 @@ def test_seed_that_breaks_a_rule_is_told_with_its_script(monkeypatch: pytest.Mon
     assert "--faults mixed --seed 7" in result.stdout
 
 
-def test_all_is_every_policy_and_ceiling() -> None:
-    assert {"cost", "prefix_hash", "backlog", "one_infinite_cache"} <= set(figures("--policy", "all"))
+def test_all_is_every_policy_and_ceiling_and_ours_on_the_other_caches() -> None:
+    found = figures("--policy", "all")
+    assert set(found) == {*POLICIES, "cost/hash", "cost/off"}
+    assert found["cost/off"]["cached_share"] == 0.0
+    assert set(figures("--policy", "all", "--cache", "hash")) == set(POLICIES)
 
 
 def test_workload_may_be_named_in_a_files_place(tmp_path: Path) -> None:
@@ -201,6 +205,15 @@ def test_file_is_told_from_the_trace_by_size_and_checksum(tmp_path: Path) -> Non
         (("replay", SAMPLE, "--workers", "0"), "workers must be from 1 to 4096, got 0"),
         (("replay", SAMPLE, "--workers", "4097"), "workers must be from 1 to 4096, got 4097"),
         (("replay", SAMPLE, "--routers", "65"), "routers must be from 1 to 64, got 65"),
+        (("replay", SAMPLE, "--workers", "1000000"), "workers must be from 1 to 4096, got 1000000"),
+        (
+            ("replay", SAMPLE, "--device-tokens", "-1"),
+            "device_tokens must be from 1 to 1099511627776, got -1",
+        ),
+        (("replay", SAMPLE, "--concurrency", "-1"), "concurrency must be from 0 to 1048576, got -1"),
+        (("replay", SAMPLE, "--max-resident-adapters", "-1"), "max_resident_adapters must be from 0 to 1024"),
+        (("replay", SAMPLE, "--speed", "nan"), "speed must be a number above 0, got nan"),
+        (("replay", SAMPLE, "--speed", "1e-300"), "a replay lasts at most 604,800 s"),
         (("replay", SAMPLE, "--cache", "tree"), "cache must be one of radix, hash, off, got 'tree'"),
         (("replay", SAMPLE, "--slo-ttft-ms", "0"), "ttft_ms must be milliseconds above 0"),
         (("replay", SAMPLE, "--faults", "mixed", "--seeds", "0"), "seeds must be from 1 to 1000000, got 0"),
