@@ -56,15 +56,15 @@ def run_long(steps: int, seed: int) -> TroubledAdapters:
 
 def test_a_few_random_troubles_end_as_wished() -> None:
     run_machine(5)
-    happened = run_long(1_000, seed=1).happened
-    assert happened["calm"] == 10
-    assert happened["loads"] > 100
-    assert happened["unloads"] > 10
+    assert run_long(400, seed=1).happened["calm"] == 4
 
 
 @pytest.mark.slow
 def test_ten_thousand_random_steps_end_as_wished_each_time_it_is_calm() -> None:
-    assert run_long(10_000, seed=2).happened["calm"] == 100
+    happened = run_long(10_000, seed=2).happened
+    assert happened["calm"] == 100
+    assert happened["loads"] > 1_000
+    assert happened["unloads"] > 200
 
 
 @pytest.mark.deep

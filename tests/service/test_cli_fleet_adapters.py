@@ -131,20 +131,23 @@ async def test_where_no_worker_is_ready_the_wish_stays() -> None:
         assert "no worker is ready after 0.3 s; those that come will load it" in late.stderr
 
 
-async def test_workers_own_adapters_are_shown_as_such(router: Router) -> None:
+class Owner(AdapterWorker):
+    """One that is started with an adapter."""
+
+    async def start(self) -> AdapterWorker:
+        self.started_with = {"own": "its weights"}
+        return await super().start()
+
+
+async def test_workers_own_adapters_are_shown_as_such() -> None:
     """And are not the router's to unload."""
-    adapter_workers(router)[0].script.adapters = {"own": "d1"}
-
-    async def is_told() -> bool:
-        return "own" in await listed(router)
-
-    await eventually(is_told, WAIT_S)
-    assert "the workers' own, not put at the router" in (await run(router, "list")).stdout
-    refused = await run(router, "unload", "own")
-    assert refused.exit_code == 1
-    assert "w0 has it as its own, and forgets it with --worker" in refused.stderr
-    unknown = await run(router, "unload", "nobody")
-    assert (unknown.exit_code, "no adapter 'nobody' is loaded here" in unknown.stderr) == (1, True)
+    async with running_router(1, make_worker=Owner) as router:
+        assert "the workers' own, not put at the router" in (await run(router, "list")).stdout
+        refused = await run(router, "unload", "own")
+        assert refused.exit_code == 1
+        assert "w0 has it as its own, and forgets it with --worker" in refused.stderr
+        unknown = await run(router, "unload", "nobody")
+        assert (unknown.exit_code, "no adapter 'nobody' is loaded here" in unknown.stderr) == (1, True)
 
 
 async def test_json_tells_everything(router: Router) -> None:

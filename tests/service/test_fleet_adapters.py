@@ -12,6 +12,7 @@ import pytest
 
 from prefixmesh import fleet_secret
 from prefixmesh.errors import (
+    AuthenticationError,
     BudgetError,
     InvalidRequestError,
     OverloadedError,
@@ -20,11 +21,12 @@ from prefixmesh.errors import (
 )
 from prefixmesh.proto.v1 import router_pb2 as pb
 from prefixmesh.router import server as router_server
-from prefixmesh.router.adapters import adapter_keeper, adapter_service
+from prefixmesh.router.adapters import adapter_keeper, adapter_service, records
 from prefixmesh.router.adapters.config import AdapterControllerConfig
 from prefixmesh.router.adapters.records import ADAPTERS, FORMAT
 from prefixmesh.router.pins import acting_lease
 from prefixmesh.router.state_memory import MemoryStore
+from prefixmesh.rpc.identity import hash_key
 from tests.support.adapter_worker import (
     WAIT_S,
     AdapterWorker,
@@ -70,6 +72,14 @@ class CommonStore(MemoryStore):
 
     async def close(self) -> None:
         """Others use it on."""
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> CommonStore:
+    """That of all routers of the test."""
+    common = CommonStore()
+    monkeypatch.setattr(router_server, "open_store", lambda _: common)
+    return common
 
 
 async def generate(router: Router, number: int = 0, name: str = "clerk") -> str:
@@ -287,6 +297,30 @@ async def come_back(worker: AdapterWorker, adapters: dict[str, str]) -> None:
     worker.script.adapters = adapters
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("_quick")
+async def test_removal_is_forgotten_after_its_time(
+    store: CommonStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then it is as if the name had never been the store's: whoever has it keeps it."""
+    monkeypatch.setattr(records, "REMOVED_FOR_MS", 100)
+    async with fleet(1) as router:
+        (worker,) = adapter_workers(router)
+        await put(router)
+        await until_held(router, 1)
+        assert await remove(router)
+        await eventually(lambda: worker.unloads, WAIT_S)
+
+        async def is_forgotten() -> bool:
+            return not await store.entries(ADAPTERS)
+
+        await eventually(is_forgotten, WAIT_S)
+        worker.script.adapters = {"clerk": "own"}
+        await until_states(router, {"w0": "none"})
+        assert await generate(router) == "own"
+        assert worker.unloads == ["clerk"]
+
+
 async def test_adapters_that_the_store_never_knew_are_left_alone_and_listed() -> None:
     async with fleet(2) as router:
         adapter_workers(router)[0].script.adapters = {"own": "d1"}
@@ -324,14 +358,7 @@ async def test_each_worker_loads_one_adapter_at_a_time() -> None:
         assert [worker.most_loading for worker in adapter_workers(router)] == [1, 1]
 
 
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> CommonStore:
-    """That of all routers of the test."""
-    common = CommonStore()
-    monkeypatch.setattr(router_server, "open_store", lambda _: common)
-    return common
-
-
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick", "store")
 async def test_two_routers_on_one_store_have_one_that_acts() -> None:
     """What is put at one is loaded once, known to both, and goes on being seen to when the one that acted has gone."""
@@ -427,3 +454,38 @@ async def test_wishes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(BudgetError, match="3 names were put within a day"):
             await put(router, "d")
         assert (await put(router, "a")).generation == 3
+
+
+async def test_list_of_very_many_tells_of_those_that_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message has its bounds; one name alone is told in full."""
+    monkeypatch.setattr(adapter_service, "MAX_ROWS", 3)
+    async with fleet(2) as router:
+        await put(router)
+        await until_held(router, 2)
+        adapter_workers(router)[1].folders = {}
+        await put(router, "poet")
+
+        async def refused() -> bool:
+            return (await states(router, "poet")) == {"w1": "refused"}
+
+        await eventually(refused, WAIT_S)
+        told = await listed(router)
+        assert [len(one.workers) for one in told.values()] == [0, 1]
+        assert (told["clerk"].held, told["poet"].held, told["poet"].wanted) == (2, 1, 2)
+        alone = await call(router, "ListAdapters", pb.ListFleetAdaptersRequest(name="clerk"))
+        assert [len(one.workers) for one in alone.adapters] == [2]
+
+
+async def test_calls_about_adapters_need_a_key(tmp_path: Path) -> None:
+    """Without one, and with a wrong one, all of them are refused."""
+    keys = tmp_path / "keys"
+    keys.write_text(f"{hash_key('pm-acme')} acme\n")
+    async with running_router(0, api_keys_file=str(keys)) as router:
+        for method, request in (
+            ("PutAdapter", pb.PutAdapterRequest()),
+            ("ListAdapters", pb.ListFleetAdaptersRequest()),
+            ("RemoveAdapter", pb.RemoveAdapterRequest()),
+        ):
+            for key in ("", "pm-wrong"):
+                with pytest.raises(AuthenticationError):
+                    await call(router, method, request, key=key)

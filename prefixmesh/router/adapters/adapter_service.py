@@ -4,8 +4,9 @@ Answers come from what this router knows of the state's store and of the workers
 worker do anything: what becomes of a wish is ``adapter_keeper``'s business. For administrators; on loopback without API keys, for everybody.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -20,7 +21,7 @@ from prefixmesh.errors import (
 from prefixmesh.proto.v1 import router_pb2 as pb
 from prefixmesh.router.adapters.adapter_keeper import AdapterKeeper
 from prefixmesh.router.adapters.adapter_roster import AdapterRoster
-from prefixmesh.router.adapters.adapter_status import of_their_own, status_of
+from prefixmesh.router.adapters.adapter_status import Sighting, of_their_own, shortened, sight, status_of
 from prefixmesh.router.adapters.records import ADAPTERS, AdapterRecord, decode, encode, put_again, removed
 from prefixmesh.router.pins.records import NewerRecordError
 from prefixmesh.router.registry import WorkerRegistry
@@ -41,6 +42,12 @@ MAX_PATH_BYTES: Final = 1024
 
 MAX_ATTEMPTS: Final = 8
 """Of a write that somebody else's came before: operators who write one name at the same time are few."""
+
+MAX_ROWS: Final = 65_536
+"""Names by workers that one list tells in full: some 10 MiB, of the 64 that a message may have."""
+
+MAX_LONG_ROWS: Final = 16
+"""Workers that a longer list tells of for each name: of those that lack it. Asked for alone, a name is told in full."""
 
 _MS_PER_S: Final = 1000.0
 
@@ -98,9 +105,19 @@ class AdapterService:
     ) -> pb.ListFleetAdaptersResponse:
         """Names of the store and how far each worker is with them, and what workers have of their own; sorted by name."""
         self._admit(context, "list the fleet's adapters")
-        told = [one for one in self._all() if message.name in ("", one.spec.name)]
-        told.sort(key=lambda one: one.spec.name)
-        return pb.ListFleetAdaptersResponse(adapters=told, acting=self._keeper.is_acting)
+        self._keeper.controller.take_over(self._roster.records)
+        workers, records = sight(self._registry), self._roster.records
+        own = {name for _, seen in workers if seen for name in seen.adapters if name not in records}
+        names = sorted(name for name in records.keys() | own if message.name in ("", name))
+        answer = pb.ListFleetAdaptersResponse(acting=self._keeper.is_acting)
+        is_long = len(names) * len(workers) > MAX_ROWS
+        for name in names:
+            await asyncio.sleep(0)  # of a large fleet each takes a millisecond
+            record = records.get(name)
+            told = of_their_own(name, workers) if record is None else self._told(record, workers)
+            if told.workers or record is None or not record.is_removed:
+                answer.adapters.append(shortened(told, MAX_LONG_ROWS) if is_long else told)
+        return answer
 
     async def RemoveAdapter(  # noqa: N802  the service's own name
         self, message: pb.RemoveAdapterRequest, context: AnyContext
@@ -138,23 +155,12 @@ class AdapterService:
                 f"{len(records)} names were put within a day, and {MAX_REMEMBERED} are the most; put one of them again"
             )
 
-    def _all(self) -> Iterator[pb.FleetAdapter]:
-        records, own = self._roster.records, dict[str, bool]()
-        for record in records.values():
-            told = self._status(record)
-            if told.workers or not record.is_removed:
-                yield told
-        for entry in self._registry:
-            for name in entry.adapters.keys() - records.keys():
-                own[name] = own.get(name, False) or (
-                    entry.facts is not None and name in entry.facts.pinned_adapters
-                )
-        for name, pinned in own.items():
-            yield of_their_own(name, self._registry, pinned=pinned)
-
     def _status(self, record: AdapterRecord) -> pb.FleetAdapter:
         self._keeper.controller.take_over(self._roster.records)  # what was put a moment ago is no longer held
-        return status_of(record, self._keeper.controller, self._registry, self._now())
+        return self._told(record, sight(self._registry))
+
+    def _told(self, record: AdapterRecord, workers: Iterable[Sighting]) -> pb.FleetAdapter:
+        return status_of(record, self._keeper.controller, workers, self._now())
 
 
 def _checked(spec: pb.AdapterSpec) -> pb.AdapterSpec:

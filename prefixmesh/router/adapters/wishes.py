@@ -11,27 +11,44 @@ from prefixmesh.router.adapters.records import AdapterRecord, Version, found
 
 
 class Wish(NamedTuple):
-    """One name of the store."""
+    """One name of the store; made by ``wish_of``."""
 
     record: AdapterRecord
     version: Version | None
     """What workers are to have now: the newest generation, or the one that is kept; None while nobody knows any."""
 
-    @property
-    def is_sought(self) -> bool:
-        """Whether it is not known yet what the newest generation is. O(1)."""
-        return not self.record.is_removed and (
-            self.version is None or self.version.generation != self.record.generation
-        )
+    is_sought: bool
+    """Whether it is not known yet what the newest generation is."""
+
+    is_removed: bool
+    name: str
+    digest: str
+    """The version's; empty where there is none to be loaded."""
+
+    pinned: bool
+    """The version's. These are plain fields: they are looked at for each worker and name."""
 
     def is_lacking(self, seen: WorkerSeen) -> bool:
         """Whether a worker is to load the version. Of one that is kept only while another is sought, any content will do meanwhile. O(1)."""
-        version, name = self.version, self.record.name
-        if version is None or self.record.is_removed:
+        if not self.digest:
             return False
         if self.is_sought:
-            return name not in seen.adapters
-        return seen.adapters.get(name) != version.digest or (name in seen.pinned) != version.spec.pinned
+            return self.name not in seen.adapters
+        return seen.adapters.get(self.name) != self.digest or (self.name in seen.pinned) != self.pinned
+
+
+def wish_of(record: AdapterRecord, version: Version | None) -> Wish:
+    """The wish that a record is, with this version to be had."""
+    is_loaded = version is not None and not record.is_removed
+    return Wish(
+        record=record,
+        version=version,
+        is_sought=not record.is_removed and (version is None or version.generation != record.generation),
+        is_removed=record.is_removed,
+        name=record.name,
+        digest=version.digest if version is not None and is_loaded else "",
+        pinned=version is not None and version.spec.pinned,
+    )
 
 
 class Wishes:
@@ -74,10 +91,13 @@ class Wishes:
         self._make()
 
     def _make(self) -> None:
-        self.by_name = {
-            name: Wish(record, _version(self._found.get(name, record)))
-            for name, record in self._records.items()
-        }
+        """What has not changed stays the same object."""
+        before, made = self.by_name, {}
+        for name, record in self._records.items():
+            version, wish = _version(self._found.get(name, record)), before.get(name)
+            is_same = wish is not None and wish.record is record and wish.version == version
+            made[name] = wish if wish is not None and is_same else wish_of(record, version)
+        self.by_name = made
         self.sought = tuple(sorted(name for name, wish in self.by_name.items() if wish.is_sought))
 
 
