@@ -18,7 +18,7 @@ UNKNOWN: Final = "–"
 """Of what there is none: times from token to token where answers have one, decisions of a rule that is not ours."""
 
 _MEANINGS: Final = """copies: on how many workers a block is that is on any. good, goodput: requests that met the objective, and how many of
-them a second. decision: median of this machine's time for one of our router's. The block-level form: what it leaves out is told in
+them a second. decision: median of this machine's CPU time for one of our router's. The block-level form: what it leaves out is told in
 docs/replay.md."""
 
 LEGEND: Final = f"""

@@ -94,7 +94,7 @@ class ReplayFigures:
     """Of what became of every request: the same for the same seed, on every machine."""
 
     decision_us: Percentiles | None = field(compare=False)
-    """This machine's time for a decision of the router's core, which differs from run to run; None of rules that are not ours."""
+    """CPU time of this machine for a decision of the router's core, which differs from run to run; None of rules that are not ours."""
 
     log: ReplayLog = field(compare=False, repr=False)
 
