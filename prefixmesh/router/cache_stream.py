@@ -20,21 +20,13 @@ from prefixmesh.proto.cache_news import decode_news, encode_place
 from prefixmesh.proto.v1 import worker_control_pb2 as pb
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.fleet_view import TrustChange, silence_of
+from prefixmesh.router.report_interval import report_interval_s
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.worker_view import Need, Trust
 from prefixmesh.rpc.status import from_rpc_error
 from prefixmesh.worker_report import WorkerReport
 
 _log = logging.getLogger(__name__)
-
-REPORT_INTERVAL_S: Final = 0.1
-"""How often a worker is asked to report while there are few: other routers' requests are seen within one of these."""
-
-REPORTS_PER_INTERVAL: Final = 2
-"""Of a worker whose load changes all the time (``worker.worker_reports``)."""
-
-MAX_REPORTS_PER_S: Final = 2_000
-"""Of all workers together: some 50 µs each, a tenth of a router's time."""
 
 MOST_OFF: Final = 1.25
 """How far the interval that a stream was opened with may be from what the fleet's size asks for now, up or down. Then it is opened anew,
@@ -202,11 +194,6 @@ _AT_ONCE: Final = frozenset({Need.SNAPSHOT.value, _RESIZED})
 
 _PASSING: Final = frozenset({*_AT_ONCE, "UNAVAILABLE"})
 """Ends that are no trouble, or told elsewhere, too: by the view's change, or by the link to the worker."""
-
-
-def report_interval_s(workers: int) -> float:
-    """How often each of so many workers is to report."""
-    return max(REPORT_INTERVAL_S, REPORTS_PER_INTERVAL * workers / MAX_REPORTS_PER_S)
 
 
 def log_trust(core: RouterCore) -> None:

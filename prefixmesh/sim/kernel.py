@@ -35,11 +35,10 @@ class Timer:
         """Never call it. Called or cancelled already: nothing happens. O(1)."""
         self._call = None
 
-    def fire(self) -> None:
-        """Call it now, once; for the kernel."""
+    def take(self) -> Callable[[], Any] | None:
+        """What is to be called, once; None when that is over. For the kernel."""
         call, self._call = self._call, None
-        if call is not None:
-            call()
+        return call
 
     def __repr__(self) -> str:
         return f"<Timer at {self.when:.6f} {'due' if self.is_due else 'over'}>"
@@ -81,10 +80,11 @@ class Simulation:
         """Make the next call, and let time be when it is due. False when there is none. What it raises comes out here."""
         while self._queue:
             when, _, timer = heapq.heappop(self._queue)
-            if timer.is_due:
+            call = timer.take()
+            if call is not None:
                 self._now = when
                 self.calls += 1
-                timer.fire()
+                call()
                 return True
         return False
 

@@ -1,9 +1,10 @@
 """Our router in a replay: the real ``RouterCore`` (index, views, predictions, reservations, cost) told what real workers would tell.
 
 Each worker's news are events of its cache, numbered, in the order in which things happen, and a report a tenth of a second after the first
-thing that it does not tell of yet, or after a second without any. They arrive at once. What passes through a router it sees itself: when a
-request begins, has its first token and ends. A view that is not the cache raises InvariantError, as its own proof finds it. Several routers
-hear the same of caches, each of its own requests, and of one another's nothing but what reports count.
+thing that it does not tell of yet, later where a router of so many workers asks for fewer, or after a second without any. They arrive at
+once. What passes through a router it sees itself: when a request begins, has its first token and ends. A view that is not the cache raises
+InvariantError, as its own proof finds it. Several routers hear the same of caches, each of its own requests, and of one another's nothing
+but what reports count.
 """
 
 from array import array
@@ -22,6 +23,7 @@ from prefixmesh.proto.codec import PROTOCOL_VERSION
 from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.placement import Placement, RouteRequest
 from prefixmesh.router.policy import PolicyConfig
+from prefixmesh.router.report_interval import REPORT_INTERVAL_S, REPORTS_PER_INTERVAL, report_interval_s
 from prefixmesh.router.routing import RouterCore
 from prefixmesh.router.worker_identity import Expected, Rates, WorkerFacts
 from prefixmesh.router.worker_view import Need
@@ -32,9 +34,6 @@ from prefixmesh.sim.replay_routers import ReplayRouter
 from prefixmesh.sim.replay_worker import ReplayWorker
 from prefixmesh.sim.timing import TimingModel
 from prefixmesh.worker_report import PagePool, WorkerReport
-
-REPORT_INTERVAL_S: Final = 0.1
-"""The usual one of a small fleet."""
 
 SILENT_REPORT_S: Final = 1.0
 """A worker of which nothing is new reports so often here, which is often enough to be believed."""
@@ -98,6 +97,7 @@ class CoreRouter:
                 chunk_tokens,
                 place,
                 self._adapters,
+                report_interval_s(len(workers)),
             )
             for place, worker in enumerate(workers)
         ]
@@ -155,6 +155,7 @@ class SeveralRouters(ReplayRouter):
     """One router or more, each of which gets every so manieth request."""
 
     def __init__(self, routers: Sequence[CoreRouter]) -> None:
+        self.cores = [router.core for router in routers]
         self._routers = routers
         self._turn = -1
         self._router_of: dict[int, CoreRouter] = {}
@@ -201,6 +202,7 @@ class _WorkerNews:
         chunk_tokens: int,
         place: int,
         adapters: Mapping[str, str],
+        interval_s: float,
     ) -> None:
         self.endpoint = Endpoint(f"worker-{place}")
         self._sim = sim
@@ -217,11 +219,13 @@ class _WorkerNews:
         self._ended: list[str] = []
         self._answer_tokens = 0.0
         self._own = 0
+        self._soon_s = max(REPORT_INTERVAL_S, interval_s / REPORTS_PER_INTERVAL)
+        self._silent_s = max(SILENT_REPORT_S, interval_s)
         now = sim.now
         core.add_worker(self.endpoint, now)
         core.described(self.endpoint, self._facts(place), now)
         core.health_changed(self.endpoint, serving=True)
-        core.fleet.opened(self.endpoint, REPORT_INTERVAL_S, now)
+        core.fleet.opened(self.endpoint, interval_s, now)
         self._tell(SnapshotPart(_EPOCH, 0, Tier.DEVICE, (), last=True))
         self._is_soon = False
         self._timer: Timer
@@ -252,15 +256,15 @@ class _WorkerNews:
         events: list[Event] = []
         for change in changes:
             if change.came:
-                events.append(Stored(_EPOCH, 0, change.tier, change.parent, tuple(change.came)))
+                self._sequence += 1
+                came = tuple(change.came)
+                events.append(Stored(_EPOCH, self._sequence, change.tier, change.parent, came))
             if change.went:
-                events.append(Removed(_EPOCH, 0, change.tier, tuple(change.went)))
-        if not events:
-            return
-        first = self._sequence + 1
-        self._sequence += len(events)
-        self._tell(EventBatch([event._replace(sequence=n) for n, event in enumerate(events, first)]))
-        self._report_soon()
+                self._sequence += 1
+                events.append(Removed(_EPOCH, self._sequence, change.tier, tuple(change.went)))
+        if events:
+            self._tell(EventBatch(events))
+            self._report_soon()
 
     def _tell(self, news: News) -> None:
         need = self._core.stream_news(self.endpoint, self._incarnation, news, self._sim.now)
@@ -273,29 +277,30 @@ class _WorkerNews:
         if not self._is_soon:
             self._is_soon = True
             self._timer.cancel()
-            self._timer = self._sim.call_later(REPORT_INTERVAL_S, self._report)
+            self._timer = self._sim.call_later(self._soon_s, self._report)
 
     def _report(self) -> None:
         worker, rates = self._worker, self._rates
         cache, adapters = worker.cache, worker.adapters
         in_use, free = cache.used_blocks, cache.free_blocks
+        queued, step_ms = worker.queued, worker.step_ms
         report = WorkerReport(
-            summary=CacheSummary(_EPOCH, self._sequence, tuple(cache.state(tier) for tier in Tier)),
+            summary=CacheSummary(_EPOCH, self._sequence, (cache.state(Tier.DEVICE), cache.state(Tier.HOST))),
             device_pool=PagePool(
                 total_pages=cache.total_blocks,
                 free_pages=free,
                 evictable_pages=cache.total_blocks - in_use - free,
                 protected_pages=in_use,
             ),
-            running_requests=worker.in_flight - worker.queued,
-            queued_requests=worker.queued,
+            running_requests=worker.in_flight - queued,
+            queued_requests=queued,
             uncached_tokens=round(worker.waiting_tokens),
             uncached_squares=round(worker.waiting_squares),
             answer_tokens=round(self._answer_tokens),
-            token_interval_ms=worker.step_ms,
+            token_interval_ms=step_ms,
             prefill_ms_per_token=rates.prefill_ms_per_token,
             prefill_ms_per_token2=rates.prefill_ms_per_token2,
-            decode_step_ms=worker.step_ms,
+            decode_step_ms=step_ms,
             load_back_ms_per_token=rates.load_back_ms_per_token,
             adapter_load_ms=0.0 if adapters is None else adapters.load_ms,
             resident_adapters=() if adapters is None else adapters.resident,
@@ -307,7 +312,7 @@ class _WorkerNews:
         self._accepted, self._prefilled, self._ended = [], [], []
         self._is_soon = False
         self._tell(report)
-        self._timer = self._sim.call_later(SILENT_REPORT_S, self._report)
+        self._timer = self._sim.call_later(self._silent_s, self._report)
 
     def _facts(self, place: int) -> WorkerFacts:
         return WorkerFacts(

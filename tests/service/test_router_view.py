@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from prefixmesh.cache.tier import Tier
-from prefixmesh.router import cache_stream, fleet_view
+from prefixmesh.router import fleet_view, report_interval
 from prefixmesh.router.fleet_view import Followed
 from prefixmesh.router.worker_view import Trust
 from tests.support.fake_worker import Script
@@ -214,7 +214,7 @@ def test_all_workers_together_report_at_most_two_thousand_times_a_second(
     workers: int, interval_s: float
 ) -> None:
     """F30: and whatever the interval, a silence is at least three of them."""
-    assert cache_stream.report_interval_s(workers) == pytest.approx(interval_s)
+    assert report_interval.report_interval_s(workers) == pytest.approx(interval_s)
     assert fleet_view.silence_of(interval_s) >= 3 * interval_s
 
 
@@ -222,7 +222,7 @@ async def test_a_stream_reports_as_often_as_the_size_of_the_fleet_allows_by_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A fleet that grows or shrinks worker by worker; no stream asks for a snapshot because of that."""
-    monkeypatch.setattr(cache_stream, "MAX_REPORTS_PER_S", 20)
+    monkeypatch.setattr(report_interval, "MAX_REPORTS_PER_S", 20)
     more = ("127.0.0.1:1", "127.0.0.1:2")
     async with running_router(1) as router:
         await ask(router, 1)
