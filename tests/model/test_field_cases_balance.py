@@ -303,11 +303,11 @@ def one_slow(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "rate_per_s", "routers"), [(4, 20.0, 1), (12, 40.0, 4)])
+@pytest.mark.parametrize(("workers", "rate_per_s", "routers"), [(4, 6.0, 1), (8, 24.0, 4)])
 def test_worker_that_becomes_ten_times_slower_is_left_alone(
     workers: int, rate_per_s: float, routers: int
 ) -> None:
-    """F10: under a third of its fair share within 10 s, by rates that it measures; and what the others get, they answer."""
+    """F10: under a third of its fair share within 10 s; and what all get, they answer. Where hardly anybody waits, it is known by its rates alone."""
     shares, case = one_slow(workers, rate_per_s, routers=routers)
     assert max(shares[1:]) < 1 / 3
     case.run_to_end()
