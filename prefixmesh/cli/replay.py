@@ -153,6 +153,8 @@ def replay(
             # One workload for all seeds, each of which can be run again alone.
             run_faults(asked, partial(read_trace_or_workload, trace, 0, made))
         return
+    if prints_script or (seeds, jobs) != (1, 1):
+        raise click.UsageError("--seeds, --jobs and --print-script are of --faults")
     if report is not None:
         from prefixmesh.bench.plot_svg import require_matplotlib
 

@@ -111,6 +111,13 @@ def test_what_cannot_be_run_is_told_in_a_line(arguments: tuple[str | Path, ...],
     assert problem in " ".join(result.stderr.split())
 
 
+@pytest.mark.parametrize("option", [("--seeds", "2"), ("--jobs", "2"), ("--print-script",)])
+def test_options_of_faults_mean_nothing_without_them(option: tuple[str, ...]) -> None:
+    result = run(*CHAT, *option)
+    assert result.exit_code == 2
+    assert "--seeds, --jobs and --print-script are of --faults" in result.stderr
+
+
 @pytest.mark.slow
 def test_seeds_come_to_the_same_by_one_process_and_by_two_and_in_any_order_of_hashes() -> None:
     command = [sys.executable, "-c", RUN, "replay", "lora-tenants", "--requests", "80"]
