@@ -74,6 +74,11 @@ DEFAULT_POLICIES: Final = (OURS, "match_gate", "block_cost", "weighted_scores", 
     help="LoRA adapters in each worker's memory; 0: all of the trace's, and none is ever loaded.",
 )
 @click.option(
+    "--pins/--no-pins",
+    default=False,
+    help="Keep what requests want pinned from the beginning, on as many workers as they say.  [default: nothing is pinned]",
+)
+@click.option(
     "--cascade/--no-cascade",
     default=False,
     help="Read KV that several who decode share once a step, as the engine does, or for each.  [default: for each]",

@@ -4,8 +4,9 @@ The block-level form: fast enough to compare many policies on traces of ten thou
 
     real here            ``RouterCore`` and all that is in it: index, views, predictions, reservations, cost, every one of its policies
     in block form here   caches (``replay_cache``) and engines (``replay_worker``), whose modules say what they leave out
+    pins                 placed by the real controller once, before the first request (``replay_pins``)
     by arithmetic        speeds, and how long loads of adapters take (``replay_adapters``)
-    not here             networks, faults, pins, front ends
+    not here             networks, faults, front ends
 
 ``fleet_run`` is the other form: real caches, schedulers and news over a network, some hundred times as slow. Nothing here is by the
 machine's clock but the time of our router's decisions, which decides nothing, so a run repeats to the microsecond.
@@ -44,7 +45,7 @@ def replay(
     _refuse_too_long(workload, spec)
     fleet = Fleet(workload, spec, policy)
     fleet.run(progress)
-    return figures_of(fleet.log, fleet.workers, spec.objective, fleet.decisions_s)
+    return figures_of(fleet.log, fleet.workers, spec.objective, fleet.decisions_s, fleet.pins)
 
 
 def _refuse_too_small(workload: Workload, spec: ReplaySpec) -> None:

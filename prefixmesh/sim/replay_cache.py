@@ -11,7 +11,7 @@ have, of prompts under way and of answers, are *private*::
 
     total = free + kept (old ones go when room is wanted) + locked + private
 
-This is not the cache that serves (``cache.radix_cache``): it has no pins, payers or copies in flight, and a block that two requests have
+What is pinned is locked by nobody, and so for ever. This is not the cache that serves (``cache.radix_cache``): it has no payers or copies in flight, and a block that two requests have
 computed side by side is there once as soon as both have left it.
 """
 
@@ -83,7 +83,7 @@ class BlockCache:
 
     @property
     def used_blocks(self) -> int:
-        """Of the device, those of requests that run."""
+        """Of the device, those of requests that run, and pinned ones."""
         return len(self._locks) + self._private
 
     @property
@@ -121,6 +121,17 @@ class BlockCache:
         for name in reversed(names[:known]):
             kept.move_to_end(name)
         went = [kept.popitem(last=False)[0] for _ in range(-self.free_blocks)]
+        if known < len(names):
+            changes.append(self._told.change(names, known, went))
+        return changes
+
+    def pin(self, names: Sequence[Fingerprint]) -> list[Change]:
+        """Blocks of a chain are there from now on and never go; the oldest go for them. O(names)."""
+        names = self.whole(names)
+        changes = self._host.use(names)
+        known = self._known(names)
+        self._lock(names)
+        went = [self._kept.popitem(last=False)[0] for _ in range(-self.free_blocks)]
         if known < len(names):
             changes.append(self._told.change(names, known, went))
         return changes

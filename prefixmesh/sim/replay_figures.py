@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prefixmesh.sim.replay_log import ReplayLog
+from prefixmesh.sim.replay_pins import NO_PINS, PinPlan
 from prefixmesh.sim.replay_worker import ReplayWorker
 
 
@@ -84,6 +85,10 @@ class ReplayFigures:
     copies: float
     """On how many workers a block is that is on any, at the end, on the mean."""
 
+    pin_replicas: int
+    pin_replicas_wanted: int
+    """Of prefixes that stay cached: those that found room on a worker, and all that the workload wants."""
+
     adapter_wait_share: float
     """Of all requests, those that came when their LoRA adapter was not in memory, and waited for it."""
 
@@ -138,6 +143,8 @@ class ReplayFigures:
             "goodput_share": self.goodput_share,
             "goodput_per_s": self.goodput_per_s,
             "copies": self.copies,
+            "pin_replicas": self.pin_replicas,
+            "pin_replicas_wanted": self.pin_replicas_wanted,
             "adapter_wait_share": self.adapter_wait_share,
             "lasted_s": self.lasted_s,
             "decision_us": None if self.decision_us is None else self.decision_us.as_json(),
@@ -150,6 +157,7 @@ def figures_of(
     workers: Sequence[ReplayWorker],
     objective: Objective,
     decisions_s: Sequence[float] | None,
+    pins: PinPlan = NO_PINS,
 ) -> ReplayFigures:
     """Of requests that have all ended. O(requests log requests + blocks)."""
     prompt_tokens, ttft_ms, token_ms = int(log.prompt_tokens.sum()), log.ttft_ms, log.token_ms
@@ -171,6 +179,8 @@ def figures_of(
         prompt_tokens_by_worker=sent,
         work_ms_by_worker=work,
         copies=_copies(workers),
+        pin_replicas=pins.held,
+        pin_replicas_wanted=pins.wanted,
         adapter_wait_share=sum(one.adapters.waited for one in workers if one.adapters is not None) / len(log),
         lasted_s=float(log.ended_s.max() - log.arrived_s.min()),
         log_digest=log.digest(),

@@ -16,6 +16,7 @@ from prefixmesh.sim.replay_cascade import SharedReads
 from prefixmesh.sim.replay_core import CoreRouter, SeveralRouters
 from prefixmesh.sim.replay_job import Job
 from prefixmesh.sim.replay_log import ReplayLog
+from prefixmesh.sim.replay_pins import NO_PINS, PinPlan, pin_wishes, place_pins
 from prefixmesh.sim.replay_routers import ReplayRouter, RuleRouter
 from prefixmesh.sim.replay_spec import CEILINGS, ReplaySpec
 from prefixmesh.sim.replay_worker import ReplayWorker
@@ -50,6 +51,9 @@ class Fleet:
         self.log = ReplayLog()
         self.workers = self._make_workers(policy)
         self.router = self._make_router(policy)
+        self.pins = NO_PINS if policy in CEILINGS else self._pin()
+        """Where pins are, and how many are wanted."""
+
         self._arrivals = Arrivals(
             self._sim, self._requests, self._arrive, speed=spec.speed, concurrency=spec.concurrency
         )
@@ -138,6 +142,28 @@ class Fleet:
             )
             for place, cache in enumerate(caches)
         ]
+
+    def _pin(self) -> PinPlan:
+        """Raises ConfigError where the largest request would have no room beside what is pinned."""
+        spec, size = self._spec, self._block_size
+        if not spec.pins or spec.cache == "off":
+            return NO_PINS
+        wishes = pin_wishes(self._requests, size)
+        names = [chained(wish.block_ids, None) for wish in wishes]
+        plan = place_pins(
+            wishes, names, workers=spec.workers, device_tokens=spec.device_tokens, block_size=size
+        )
+        for blocks, places in zip(names, plan.holders, strict=True):
+            for place in places:
+                self.workers[place].pin(blocks)
+        most = max(worker.cache.used_blocks for worker in self.workers)
+        largest = max(-(-(one.input_length + one.output_length) // size) for one in self._requests)
+        if most + largest > spec.device_tokens // size:
+            raise ConfigError(
+                f"device_tokens must hold the largest request, {largest * size} tokens, beside what is pinned, {most * size}, "
+                f"got {spec.device_tokens}"
+            )
+        return plan
 
     def _make_cache(self, workers: int) -> BlockCache:
         spec, size = self._spec, self._block_size

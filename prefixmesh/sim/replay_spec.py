@@ -59,6 +59,9 @@ class ReplaySpec:
     max_resident_adapters: int = 8
     """Most LoRA adapters in a worker's memory, as many as an engine has unless told (``EngineConfig``). 0: all are, and nothing is loaded."""
 
+    pins: bool = False
+    """Whether what requests want pinned is, from the beginning and for ever (``replay_pins``). Ceilings pin nothing, and ``off`` has nothing to pin."""
+
     cascade: bool = False
     """Whether KV that several who decode share is read once a step (``replay_cascade``), as the engine does, or for each of them."""
 
@@ -101,6 +104,8 @@ class ReplaySpec:
                 raise ConfigError(f"{name} must be from {least} to {most}, got {value}")
         if self.cache not in CACHE_KINDS:
             raise ConfigError(f"cache must be one of {', '.join(CACHE_KINDS)}, got {self.cache!r}")
+        if self.pins and self.at_once:
+            raise ConfigError("pins cannot be with at_once, where caches lock nothing")
         if not 0.0 < self.speed < math.inf:
             raise ConfigError(f"speed must be a number above 0, got {self.speed}")
         if not 0.0 <= self.spill_weight < math.inf:

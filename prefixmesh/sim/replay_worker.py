@@ -116,6 +116,10 @@ class ReplayWorker:
         """What will be cached of a prompt when its turn comes, as far as can be told: what is, and what those before it will leave."""
         return self.cache.held(names, self._coming)
 
+    def pin(self, names: Sequence[Fingerprint]) -> None:
+        """Blocks are there from now on and never go."""
+        self._tell(self.cache.pin(names))
+
     def take(self, job: Job) -> None:
         """A request is sent here, now. It begins with the next step that has room for it."""
         request = job.request

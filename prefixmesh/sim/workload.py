@@ -60,7 +60,7 @@ class WorkloadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """So many leading tokens its owner wants kept cached; 0: none."""
 
     pin_replicas: int = 1
-    """On so many workers."""
+    """On so many workers; 0: on all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def _problem_of_sizes(request: WorkloadRequest, block_size: int) -> str:
         ("output_length", 0, MAX_INPUT_TOKENS),
         ("pause_ms", 0, MAX_HASH_ID),
         ("pin_tokens", 0, request.input_length),
-        ("pin_replicas", 1, MAX_PIN_REPLICAS),
+        ("pin_replicas", 0, MAX_PIN_REPLICAS),
     ):
         value = getattr(request, name)
         if not least <= value <= most:

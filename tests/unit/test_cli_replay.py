@@ -87,6 +87,7 @@ def test_every_flag_of_the_fleet_changes_what_comes_of_it() -> None:
     again = ("--policy", "round_robin", "--workers", "1")
     assert figures(*again, "--at-once")["round_robin"] != figures(*again)["round_robin"]
     assert page_of("--max-resident-adapters", "3")["fleet"]["max_resident_adapters"] == 3
+    assert page_of("--pins")["fleet"]["pins"] is True
     assert page_of("--cascade")["fleet"]["cascade"] is True
     assert (
         page_of("--profile", "h100x8-70b")["fleet"]["cascade_min_reads"]
@@ -212,6 +213,7 @@ def test_file_is_told_from_the_trace_by_size_and_checksum(tmp_path: Path) -> Non
         ),
         (("replay", SAMPLE, "--concurrency", "-1"), "concurrency must be from 0 to 1048576, got -1"),
         (("replay", SAMPLE, "--max-resident-adapters", "-1"), "max_resident_adapters must be from 0 to 1024"),
+        (("replay", SAMPLE, "--pins", "--at-once"), "pins cannot be with at_once"),
         (("replay", SAMPLE, "--speed", "nan"), "speed must be a number above 0, got nan"),
         (("replay", SAMPLE, "--speed", "1e-300"), "a replay lasts at most 604,800 s"),
         (("replay", SAMPLE, "--cache", "tree"), "cache must be one of radix, hash, off, got 'tree'"),

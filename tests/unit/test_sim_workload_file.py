@@ -55,7 +55,7 @@ def test_rest_of_a_prompt_may_have_an_id() -> None:
         (b"[3,4,5]", b"[3,4,-5]", "must be from 0 to"),
         (b"[3,4,5]", b'[3,4,5],"answer_ids":[6]', "answer_ids must name the 0 blocks .* got 1"),
         (b":64}", b":201}", "pin_tokens must be from 0 to 200, got 201"),
-        (b":64}", b':64,"pin_replicas":0}', "pin_replicas must be from 1"),
+        (b":64}", b':64,"pin_replicas":-1}', "pin_replicas must be from 0"),
     ],
 )
 def test_what_is_malformed_is_refused_with_its_line_and_field(old: bytes, new: bytes, problem: str) -> None:
