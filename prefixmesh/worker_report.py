@@ -49,6 +49,10 @@ class WorkerReport:
     """One curve: to compute the tokens from ``a`` to ``b`` of a prompt takes ``first * (b - a) + second * (b**2 - a**2)`` milliseconds.
     Measured; 0 where nothing was measured yet, and the second where growth cannot be told from none."""
 
+    rated_prefills: int = 0
+    """How often it has measured that, its profile at start counted in: while it stays, the measurement becomes old. 0 from workers that do not
+    tell."""
+
     decode_step_ms: float = 0.0
     """Measured; 0 where nothing was measured yet."""
 

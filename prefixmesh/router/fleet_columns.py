@@ -113,6 +113,7 @@ class FleetColumns:
     def __init__(self) -> None:
         self._table = np.zeros((_COLUMNS, FIRST_ROWS))
         self._rates = MeasuredRates(FIRST_ROWS)
+        self._discounted: set[int] = set()
         self._usable = np.zeros(FIRST_ROWS, dtype=np.bool_)
         self._name_hash = np.zeros(FIRST_ROWS, dtype=np.uint64)
         self.copies = CopyColumns(FIRST_ROWS)
@@ -191,9 +192,24 @@ class FleetColumns:
         )
         if self._rates.set(row, told):
             self._standing = None
+            self._discounted.discard(row)
+
+    def discount_rates(self, row: int, share: float) -> None:
+        """Count a row's computing as if it took this share of what its worker told last, for as long as it is idle. O(1)."""
+        self._rates.discount(row, share)
+        self._standing = None
+        self._discounted.add(row)
+
+    def prefill_ms_told(self, tokens: float) -> Column:
+        """What a prompt of this length takes by what workers told, whatever of it counts; 0 where nothing was measured. O(rows)."""
+        return self._rates.prefill_ms_told(self.rows, tokens)
 
     def set_load(self, row: int, *, in_flight: int, waiting_prefill_ms: float, decode_work_ms: float) -> None:
         """What a worker has accepted and not done: requests, prefill that stands before a new one, decoding still expected."""
+        if in_flight and row in self._discounted:
+            self._discounted.discard(row)
+            self._rates.discount(row, 1.0)
+            self._standing = None
         self.in_flight[row] = in_flight
         self.slowed_tokens[row] = BOTH_SIDES * ANSWER_TOKENS * in_flight
         over = (in_flight + 1) * self.per_place.item(row) - 1.0

@@ -16,6 +16,7 @@ from prefixmesh.router.fleet_columns import FleetColumns, Mask
 from prefixmesh.router.fleet_view import FleetView
 from prefixmesh.router.load import LoadReport
 from prefixmesh.router.matched_tokens import MatchedTokens, best_of
+from prefixmesh.router.old_rates import OldRates
 from prefixmesh.router.placement import PublicChain
 from prefixmesh.router.registry import WorkerRegistry
 from prefixmesh.router.worker_entry import WorkerEntry
@@ -44,6 +45,7 @@ class FleetState:
         self.registry = WorkerRegistry(expected)
         self.view = FleetView(max_blocks, self._columns)
         self._by_row: dict[int, WorkerEntry] = {}
+        self.old_rates = OldRates()
         self._changed = self.registry.follow()
 
     def __repr__(self) -> str:
@@ -79,6 +81,7 @@ class FleetState:
         self.registry.remove(endpoint)
         self.view.remove(endpoint)
         self._columns.close_row(entry.row)
+        self.old_rates.forget(entry.row)
         del self._by_row[entry.row]
         self.tell_ready()
         return True
@@ -93,6 +96,7 @@ class FleetState:
             self.view.new_life(endpoint, now)
             self.load_changed(entry)
             self._columns.forget_pool(entry.row)
+            self.old_rates.forget(entry.row)
             self._columns.copies.set_rate(entry.row, 0.0)
         self._columns.copies.set_layout(entry.row, facts.kv_layout)
         self._columns.set_facts(
@@ -129,7 +133,7 @@ class FleetState:
         place = self.view.opened(endpoint, report_interval_s, now, tells=tells)
         return Opening(place, entry.load.incarnation)
 
-    def on_report(self, entry: WorkerEntry, report: WorkerReport) -> None:
+    def on_report(self, entry: WorkerEntry, report: WorkerReport, now: float) -> None:
         """Take over a worker's own word on its load, its rates and its pool. O(ids + own reservations of it)."""
         row, columns = entry.row, self._columns
         entry.report = report
@@ -141,6 +145,7 @@ class FleetState:
             load_back_ms_per_token=report.load_back_ms_per_token,
             adapter_load_ms=report.adapter_load_ms,
         )
+        self.old_rates.told(row, report.rated_prefills, now)
         columns.copies.set_rate(row, report.copy_ms_per_token)
         columns.set_answers(row, tokens=report.answer_tokens, token_interval_ms=report.token_interval_ms)
         pool = report.device_pool
@@ -175,12 +180,14 @@ class FleetState:
             self.tell_ready()
 
     def review(self, now: float) -> None:
-        """See who has become silent, and believe nothing of what they said of others. Call it a few times a second. O(workers)."""
+        """See who has become silent, and believe nothing of what they said of others; let old rates fade. Call it a few times a second.
+        O(workers), and O(workers * log workers) where rates are old."""
         self.view.review(now)
         for endpoint, followed in self.view:
             entry = self._entry(endpoint)
             if entry.report is not None and followed.view.is_silent(now):
                 self.forget_report(entry)
+        self.old_rates.review(self.columns, now)
 
     def forget_report(self, entry: WorkerEntry) -> None:
         """What a worker said of its load is too old. O(own reservations of it)."""

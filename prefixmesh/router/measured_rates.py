@@ -51,6 +51,9 @@ _PRIORS: Final = RateColumns(
 _TELLERS: Final = (0, 0, 2, 3, 4)
 """The rate whose being there tells that each was measured: a curve without a bend is no gap."""
 
+_OF_COMPUTING: Final = slice(0, 3)
+"""Of the rates, those of prefill and decoding."""
+
 
 def load_back_ms(rates: RateColumns) -> Column:
     """Milliseconds to bring a token's KV back from the host, by row; where nobody has measured it, a share of what its prefill takes there.
@@ -62,10 +65,11 @@ def load_back_ms(rates: RateColumns) -> Column:
 
 
 class MeasuredRates:
-    """Measured rates by row, 0 where nothing was measured; sums make the mean of those that were."""
+    """Measured rates by row, 0 where nothing was measured; sums make the mean of those that were. An old measurement may count less."""
 
     def __init__(self, rows: int) -> None:
-        self._table = np.zeros((len(_PRIORS), rows))
+        self._told = np.zeros((len(_PRIORS), rows))
+        self._table = np.zeros_like(self._told)
         self._sums = [0.0] * len(_PRIORS)
         self._counts = [0] * len(_PRIORS)
         self._open = 0
@@ -84,7 +88,7 @@ class MeasuredRates:
 
     def set(self, row: int, rates: tuple[float, ...]) -> bool:
         """What a row's worker has measured, in the order of ``RateColumns``; False when that is known. O(1)."""
-        known = tuple(self._table[:, row].tolist())
+        known = tuple(self._told[:, row].tolist())
         if known == rates:
             return False
         for rate, (old, new) in enumerate(zip(known, rates, strict=True)):
@@ -96,13 +100,28 @@ class MeasuredRates:
                 self._sums[rate] = 0.0  # sums of floats drift
             if not (old and new) or self._counts[rate] < self._open:
                 self._filled = None
-        self._table[:, row] = rates
+        self._told[:, row] = self._table[:, row] = rates
         return True
+
+    def discount(self, row: int, share: float) -> None:
+        """Count a row's computing as if it took this share of what was told, until it tells another rate; 1 counts it whole again. O(1), and
+        O(rows) at the next reading while somebody has not measured."""
+        self._table[_OF_COMPUTING, row] = self._told[_OF_COMPUTING, row] * share
+        if any(count < self._open for count in self._counts):
+            self._filled = None
+
+    def prefill_ms_told(self, rows: int, tokens: float) -> Column:
+        """What a prompt of this length takes at the first so many rows by what they told; 0 where nothing was. O(rows)."""
+        linear, quadratic = self._told[:2, :rows]
+        column: Column = tokens * linear + (tokens * tokens) * quadratic
+        return column
 
     def cut(self, rows: int) -> None:
         """Columns are so long from now on, longer than before. O(1), but for doubling."""
         if rows > self._table.shape[1]:
-            self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+            self._told, self._table = (
+                np.concatenate([table, np.zeros_like(table)], axis=1) for table in (self._told, self._table)
+            )
         self._columns: list[Column] = list(self._table[:, :rows])
         self._filled = None
 

@@ -177,7 +177,7 @@ class RouterCore:
         if entry is None:
             return
         self._placements.on_report(entry, report)
-        self.fleet.on_report(entry, report)
+        self.fleet.on_report(entry, report, now)
 
     # What happens to requests.
 
@@ -371,6 +371,7 @@ class RouterCore:
             spell=entry.spell,
         )
         entry.totals.routed += 1
+        self.fleet.old_rates.decisions += 1
         self._placements.add(placement)
         if expires_at is not None and self._history.is_on:
             self._history.note(Placed, placement.request_id, **placement.as_ticket())

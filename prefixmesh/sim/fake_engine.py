@@ -151,6 +151,7 @@ def build_fake_engine(
         prefill_tokens_per_s=1e3 * RATED_PROMPT_TOKENS / _rated_prefill_ms(timing),
         decode_step_ms=timing.decode_step_ms(1, RATED_PROMPT_TOKENS),
         chunk_tokens=config.chunked_prefill_size,
+        now=engine_time.now(),
     )
     host = host_allocator(config, pages, identity.kv_bytes_per_token)
     options = cache_options(config, recorder, host)

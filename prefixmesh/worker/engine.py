@@ -171,6 +171,7 @@ class EngineCore:
             decode_step_ms=self._rates.decode_step_ms,
             prefill_ms_per_token=self._rates.prefill_ms_per_token,
             prefill_ms_per_token2=self._rates.prefill_ms_per_token2,
+            rated_prefills=self._rates.rated_prefills,
             cache=scheduler.ledger.totals(),
             double_releases=kv.double_releases,
             steps=self._steps,
@@ -266,6 +267,7 @@ class EngineCore:
             prefill_squares=step.prefill_squares,
             decoding=step.decoding,
             elapsed_s=ended - started,
+            now=ended,
         )
 
 

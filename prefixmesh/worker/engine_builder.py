@@ -1,5 +1,6 @@
 """From an ``EngineConfig`` to an engine that is ready: the one place that joins model, pool, cache and scheduler."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,6 +61,7 @@ def build_engine(
         prefill_tokens_per_s=opened.rates.prefill_tokens_per_s,
         decode_step_ms=opened.rates.decode_step_ms,
         chunk_tokens=config.chunked_prefill_size,
+        now=time.monotonic(),
     )
     revision = model_revision(files)
     disk = _open_disk(config, opened, revision, on_copied)

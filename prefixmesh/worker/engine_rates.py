@@ -12,7 +12,7 @@ share for each token, and one that grows with what stands before it, which is at
     prefill from a to b = linear * (b - a) + quadratic * (b**2 - a**2)        milliseconds
 
 Divided by the tokens that is a line over ``a + b``. Both lines are found by sums of least squares, in which steps long ago count less and
-less. A prompt is computed in chunks, each a step: the curve that is told has a step's own cost in it, once for so many tokens as a chunk has.
+less, by how many came since and by the time: an engine that was slow before it had nothing to do for a while is believed what it does now. A prompt is computed in chunks, each a step: the curve that is told has a step's own cost in it, once for so many tokens as a chunk has.
 """
 
 from typing import Final
@@ -26,6 +26,9 @@ INTERVAL_WEIGHT: Final = 0.03
 KEPT_PER_STEP: Final = 0.98
 """Of what was learned of prefills before: the last fifty steps count. More than of decode steps, for the curve needs long prompts and short
 ones, and they come in any mixture."""
+
+HALF_LIFE_S: Final = 10.0
+"""What was learned counts half after so long, in which a busy engine makes some hundred steps. After a minute the first prompts decide."""
 
 LEAST_RATED_TOKENS: Final = 128
 """A prefill of fewer tokens rates nothing: most of such a step is its fixed cost, and what wobbles in that would be put down to a few tokens.
@@ -56,9 +59,15 @@ class EngineRates:
     """Moving averages over steps, from what a profile found at start (0: the first step sets it). Nothing here is ever negative."""
 
     def __init__(
-        self, *, prefill_tokens_per_s: float = 0.0, decode_step_ms: float = 0.0, chunk_tokens: int = 0
+        self,
+        *,
+        prefill_tokens_per_s: float = 0.0,
+        decode_step_ms: float = 0.0,
+        chunk_tokens: int = 0,
+        now: float | None = None,
     ) -> None:
-        """``chunk_tokens``: most that a step prefills; 0: as many as there are."""
+        """``chunk_tokens``: most that a step prefills; 0: as many as there are. ``now`` is when the profile was made; None: it does not become
+        old before the first step."""
         self._step_share = 1.0 / chunk_tokens if chunk_tokens else 0.0
         self.decode_step_ms = decode_step_ms
         """Of steps that only decode."""
@@ -66,13 +75,17 @@ class EngineRates:
         self.token_interval_ms = decode_step_ms
         """Of all steps that decode, with what they prefill: from one token of an answer to its next."""
 
-        self._line = _Line(SPREAD_TOKENS)
-        self._decodes = _Line(SPREAD_DECODING)
+        self.rated_prefills = 0
+        """How often a prefill was rated, the profile counted in: what that has found becomes old while it stays as it is."""
+
+        self._line = _Line(SPREAD_TOKENS, now)
+        self._decodes = _Line(SPREAD_DECODING, now)
         if decode_step_ms > 0.0:
             self._decodes.add(PROFILE_STEPS, 1.0, decode_step_ms)
         if prefill_tokens_per_s > 0.0:
             took_ms = self._beyond_decoding(1000.0 * PROFILE_TOKENS / prefill_tokens_per_s, 0)
             self._line.add(PROFILE_STEPS * PROFILE_TOKENS, PROFILE_TOKENS, took_ms / PROFILE_TOKENS)
+            self.rated_prefills = 1
 
     @property
     def step_ms(self) -> float:
@@ -101,9 +114,9 @@ class EngineRates:
         return self.prefill_ms_per_token * (end - begin) + self._line.slope * (end**2 - begin**2)
 
     def record(
-        self, *, prefill_tokens: int, decoding: int, elapsed_s: float, prefill_squares: int = 0
+        self, *, prefill_tokens: int, decoding: int, elapsed_s: float, now: float, prefill_squares: int = 0
     ) -> None:
-        """Count one step. ``prefill_squares`` is the sum of ``b**2 - a**2`` over its prefills. What the step takes without them is taken off
+        """Count one step, which ended ``now`` (seconds of one clock). ``prefill_squares`` is the sum of ``b**2 - a**2`` over its prefills. What the step takes without them is taken off
         before they are rated. O(1)."""
         if elapsed_s <= 0.0:
             return
@@ -112,12 +125,13 @@ class EngineRates:
             self.token_interval_ms = _average(self.token_interval_ms, elapsed_ms, INTERVAL_WEIGHT)
         if not prefill_tokens:
             self.decode_step_ms = _average(self.decode_step_ms, elapsed_ms)
-            self._decodes.learn(1.0, float(decoding), elapsed_ms)
+            self._decodes.learn(1.0, float(decoding), elapsed_ms, now)
         elif prefill_tokens >= LEAST_RATED_TOKENS or not self._line.weight:
             prefill_ms = self._beyond_decoding(elapsed_ms, decoding)
             self._line.learn(
-                float(prefill_tokens), prefill_squares / prefill_tokens, prefill_ms / prefill_tokens
+                float(prefill_tokens), prefill_squares / prefill_tokens, prefill_ms / prefill_tokens, now
             )
+            self.rated_prefills += 1
 
     def _beyond_decoding(self, elapsed_ms: float, decoding: int) -> float:
         """What the prefills of a step took, beside so many who decoded."""
@@ -127,26 +141,30 @@ class EngineRates:
 class _Line:
     """A weighted regression that forgets: a cost over what it grows with, rising or level."""
 
-    __slots__ = ("_least_spread", "_x", "_xx", "_xy", "_y", "slope", "start", "weight")
+    __slots__ = ("_learned_at", "_least_spread", "_x", "_xx", "_xy", "_y", "slope", "start", "weight")
 
-    def __init__(self, spread: float) -> None:
-        """``spread``: of ``x``, below which noise is not told from growth."""
+    def __init__(self, spread: float, now: float | None = None) -> None:
+        """``spread``: of ``x``, below which noise is not told from growth. ``now``: when what is added first was measured."""
         self._least_spread = spread * spread
+        self._learned_at = now
         self.weight = self._x = self._y = self._xx = self._xy = 0.0
         self.start = self.slope = 0.0
 
     def at(self, x: float) -> float:
         return self.start + self.slope * x
 
-    def learn(self, weight: float, x: float, y: float) -> None:
+    def learn(self, weight: float, x: float, y: float, now: float) -> None:
         """Count in a step, no more off what is expected than ``MOST_OFF``, and forget a little of those before."""
         if (expected := self.at(x)) > 0.0:
             y = min(max(y, expected / MOST_OFF), expected * MOST_OFF)
-        self.weight *= KEPT_PER_STEP
-        self._x *= KEPT_PER_STEP
-        self._y *= KEPT_PER_STEP
-        self._xx *= KEPT_PER_STEP
-        self._xy *= KEPT_PER_STEP
+        age_s = 0.0 if self._learned_at is None else max(0.0, now - self._learned_at)
+        self._learned_at = now
+        kept = KEPT_PER_STEP * 0.5 ** (age_s / HALF_LIFE_S)
+        self.weight *= kept
+        self._x *= kept
+        self._y *= kept
+        self._xx *= kept
+        self._xy *= kept
         self.add(weight, x, y)
 
     def add(self, weight: float, x: float, y: float) -> None:

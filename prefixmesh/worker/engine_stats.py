@@ -121,6 +121,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prefill_ms_per_token2: float = 0.0
     """As measured, 0 before: the tokens from ``a`` to ``b`` of a prompt take ``first * (b - a) + second * (b**2 - a**2)``."""
 
+    rated_prefills: int = 0
+    """How often that was measured, the profile at start counted in."""
+
     load_back_ms_per_token: float = 0.0
     """From the host to the device, as measured; 0 before, and without a host tier."""
 

@@ -130,6 +130,7 @@ class ReportMaker:
             token_interval_ms=engine.token_interval_ms,
             prefill_ms_per_token=engine.prefill_ms_per_token,
             prefill_ms_per_token2=engine.prefill_ms_per_token2,
+            rated_prefills=engine.rated_prefills,
             decode_step_ms=engine.decode_step_ms,
             load_back_ms_per_token=engine.load_back_ms_per_token,
             copy_ms_per_token=self._copy_ms_per_token(),

@@ -32,6 +32,7 @@ REPORT = WorkerReport(
     load_back_ms_per_token=0.125,
     copy_ms_per_token=0.375,
     pins_version=41,
+    rated_prefills=7,
     adapter_load_ms=80.5,
     resident_adapters=("ad" * 16, "be" * 16),
     draining=True,

@@ -23,7 +23,11 @@ def prefill(rates: EngineRates, a: int, b: int, slower: float = 1.0, decoding: i
     """A step that computes the tokens from ``a`` to ``b`` of a prompt."""
     elapsed_ms = true_ms(a, b) * slower + (rates.decode_step_ms if decoding else 0.0)
     rates.record(
-        prefill_tokens=b - a, prefill_squares=b * b - a * a, decoding=decoding, elapsed_s=elapsed_ms / 1e3
+        now=0.0,
+        prefill_tokens=b - a,
+        prefill_squares=b * b - a * a,
+        decoding=decoding,
+        elapsed_s=elapsed_ms / 1e3,
     )
 
 
@@ -107,14 +111,14 @@ def test_one_step_that_stood_still_changes_little_and_a_slower_machine_is_believ
 
 def test_decode_steps_are_a_moving_average_and_a_mixed_step_is_shared_out() -> None:
     rates = EngineRates()
-    rates.record(prefill_tokens=0, decoding=4, elapsed_s=0.010)
-    rates.record(prefill_tokens=0, decoding=4, elapsed_s=0.020)
+    rates.record(now=0.0, prefill_tokens=0, decoding=4, elapsed_s=0.010)
+    rates.record(now=0.0, prefill_tokens=0, decoding=4, elapsed_s=0.020)
     assert rates.decode_step_ms == pytest.approx(11.0)
     usual_ms = rates.step_ms  # all of them carried on as many answers: what each adds cannot be told
     assert 10.0 < usual_ms < 20.0
-    rates.record(prefill_tokens=200, decoding=4, elapsed_s=(usual_ms + 200.0) / 1e3)
+    rates.record(now=0.0, prefill_tokens=200, decoding=4, elapsed_s=(usual_ms + 200.0) / 1e3)
     assert rates.prefill_ms_per_token == pytest.approx(1.0)
-    rates.record(prefill_tokens=200, decoding=4, elapsed_s=0.001)
+    rates.record(now=0.0, prefill_tokens=200, decoding=4, elapsed_s=0.001)
     assert rates.decode_step_ms == pytest.approx(11.0)
 
 
@@ -126,7 +130,7 @@ def step(rates: EngineRates, tokens: int, decoding: int, context: int = 2048) ->
     elapsed_ms = STEP_MS + decoding * ANSWER_MS + tokens * TOKEN_MS
     squares = (context + tokens) ** 2 - context**2 if tokens else 0
     rates.record(
-        prefill_tokens=tokens, prefill_squares=squares, decoding=decoding, elapsed_s=elapsed_ms / 1e3
+        now=0.0, prefill_tokens=tokens, prefill_squares=squares, decoding=decoding, elapsed_s=elapsed_ms / 1e3
     )
 
 
@@ -172,15 +176,15 @@ def test_a_prompt_of_many_chunks_pays_for_as_many_steps() -> None:
 def test_prefills_beside_decoding_that_is_slow_are_never_taken_for_free() -> None:
     rates = EngineRates(decode_step_ms=50.0)
     for _ in range(20):
-        rates.record(prefill_tokens=500, decoding=0, elapsed_s=0.020)
+        rates.record(now=0.0, prefill_tokens=500, decoding=0, elapsed_s=0.020)
     assert rates.prefill_ms_per_token == pytest.approx(20.0 * LEAST_PREFILL_SHARE / 500)
 
 
 def test_first_step_sets_a_rate_however_short_it_is_and_a_clock_that_stood_still_none() -> None:
     rates = EngineRates()
-    rates.record(prefill_tokens=1, decoding=0, elapsed_s=0.0)
+    rates.record(now=0.0, prefill_tokens=1, decoding=0, elapsed_s=0.0)
     assert rates.prefill_tokens_per_s == rates.prefill_ms_per_token == 0.0
-    rates.record(prefill_tokens=4, decoding=0, elapsed_s=0.004)
+    rates.record(now=0.0, prefill_tokens=4, decoding=0, elapsed_s=0.004)
     assert rates.prefill_tokens_per_s == pytest.approx(1000.0)
 
 
@@ -203,7 +207,9 @@ def test_whatever_steps_there_were_no_rate_is_negative_or_endless(
     rates = EngineRates(prefill_tokens_per_s=profile)
     for start, tokens, decoding, elapsed_s in steps:
         squares = (start + tokens) ** 2 - start**2
-        rates.record(prefill_tokens=tokens, prefill_squares=squares, decoding=decoding, elapsed_s=elapsed_s)
+        rates.record(
+            now=0.0, prefill_tokens=tokens, prefill_squares=squares, decoding=decoding, elapsed_s=elapsed_s
+        )
         told = (
             rates.prefill_ms_per_token,
             rates.prefill_ms_per_token2,
@@ -218,9 +224,9 @@ def test_the_interval_of_tokens_counts_every_step_that_decodes() -> None:
     """Half of the steps prefill beside it: answers get on by the mean of both, where the decode step is that of the quick ones."""
     rates = EngineRates(decode_step_ms=20.0)
     for _ in range(300):
-        rates.record(prefill_tokens=0, decoding=4, elapsed_s=0.02)
-        rates.record(prefill_tokens=400, decoding=4, elapsed_s=0.06)
-        rates.record(prefill_tokens=400, decoding=0, elapsed_s=5.0)
+        rates.record(now=0.0, prefill_tokens=0, decoding=4, elapsed_s=0.02)
+        rates.record(now=0.0, prefill_tokens=400, decoding=4, elapsed_s=0.06)
+        rates.record(now=0.0, prefill_tokens=400, decoding=0, elapsed_s=5.0)
     assert rates.decode_step_ms == pytest.approx(20.0)
     assert rates.token_interval_ms == pytest.approx(40.0, rel=0.05)
 
@@ -228,7 +234,7 @@ def test_the_interval_of_tokens_counts_every_step_that_decodes() -> None:
 def test_a_standstill_in_a_decode_step_makes_no_slow_engine() -> None:
     """A process that was stopped for ten seconds, and has nothing to do when it goes on, would tell of it until somebody asks it again."""
     rates = EngineRates(decode_step_ms=20.0)
-    rates.record(prefill_tokens=0, decoding=4, elapsed_s=10.0)
+    rates.record(now=0.0, prefill_tokens=0, decoding=4, elapsed_s=10.0)
     assert rates.decode_step_ms < 30.0
     assert rates.token_interval_ms < 30.0
 
@@ -236,6 +242,6 @@ def test_a_standstill_in_a_decode_step_makes_no_slow_engine() -> None:
 def test_an_engine_that_has_become_slow_is_believed_within_a_few_steps() -> None:
     rates = EngineRates(decode_step_ms=20.0)
     for _ in range(30):
-        rates.record(prefill_tokens=0, decoding=4, elapsed_s=0.2)
+        rates.record(now=0.0, prefill_tokens=0, decoding=4, elapsed_s=0.2)
     assert rates.decode_step_ms > 150.0
     assert rates.token_interval_ms > 80.0

@@ -82,8 +82,8 @@ def test_what_others_load_before_it_counts() -> None:
 def test_the_longer_the_context_the_more_a_load_back_is_worth() -> None:
     engine = EngineRates(prefill_tokens_per_s=10_000.0)
     for _ in range(50):
-        engine.record(prefill_tokens=1000, prefill_squares=1000**2, decoding=0, elapsed_s=0.1)
-        engine.record(prefill_tokens=1000, prefill_squares=19_000 * 1000, decoding=0, elapsed_s=0.5)
+        engine.record(now=0.0, prefill_tokens=1000, prefill_squares=1000**2, decoding=0, elapsed_s=0.1)
+        engine.record(now=0.0, prefill_tokens=1000, prefill_squares=19_000 * 1000, decoding=0, elapsed_s=0.5)
     rates = measured(0.2)
     assert not is_worth_loading(rates, engine, 0, 500, 0.0)
     assert is_worth_loading(rates, engine, 20_000, 500, 0.0)

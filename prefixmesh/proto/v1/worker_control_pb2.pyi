@@ -324,7 +324,7 @@ class CacheCleared(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("place", "tiers", "running_requests", "queued_requests", "uncached_tokens", "prefill", "decode_step_ms", "accepted", "prefilled", "ended", "own_requests", "resident_adapters", "adapter_load_ms", "draining", "load_back_ms_per_token", "unix_ms", "uncached_squares", "answer_tokens", "token_interval_ms", "copy_ms_per_token", "pins_version")
+    __slots__ = ("place", "tiers", "running_requests", "queued_requests", "uncached_tokens", "prefill", "decode_step_ms", "accepted", "prefilled", "ended", "own_requests", "resident_adapters", "adapter_load_ms", "draining", "load_back_ms_per_token", "unix_ms", "uncached_squares", "answer_tokens", "token_interval_ms", "copy_ms_per_token", "pins_version", "rated_prefills")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -346,6 +346,7 @@ class WorkerReport(_message.Message):
     TOKEN_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     COPY_MS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PINS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RATED_PREFILLS_FIELD_NUMBER: _ClassVar[int]
     place: CachePlace
     tiers: _containers.RepeatedCompositeFieldContainer[TierReport]
     running_requests: int
@@ -367,7 +368,8 @@ class WorkerReport(_message.Message):
     token_interval_ms: float
     copy_ms_per_token: float
     pins_version: int
-    def __init__(self, place: _Optional[_Union[CachePlace, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierReport, _Mapping]]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[PrefillRate, _Mapping]] = ..., decode_step_ms: _Optional[float] = ..., accepted: _Optional[_Iterable[str]] = ..., prefilled: _Optional[_Iterable[str]] = ..., ended: _Optional[_Iterable[str]] = ..., own_requests: _Optional[int] = ..., resident_adapters: _Optional[_Iterable[str]] = ..., adapter_load_ms: _Optional[float] = ..., draining: _Optional[bool] = ..., load_back_ms_per_token: _Optional[float] = ..., unix_ms: _Optional[int] = ..., uncached_squares: _Optional[int] = ..., answer_tokens: _Optional[int] = ..., token_interval_ms: _Optional[float] = ..., copy_ms_per_token: _Optional[float] = ..., pins_version: _Optional[int] = ...) -> None: ...
+    rated_prefills: int
+    def __init__(self, place: _Optional[_Union[CachePlace, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierReport, _Mapping]]] = ..., running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[PrefillRate, _Mapping]] = ..., decode_step_ms: _Optional[float] = ..., accepted: _Optional[_Iterable[str]] = ..., prefilled: _Optional[_Iterable[str]] = ..., ended: _Optional[_Iterable[str]] = ..., own_requests: _Optional[int] = ..., resident_adapters: _Optional[_Iterable[str]] = ..., adapter_load_ms: _Optional[float] = ..., draining: _Optional[bool] = ..., load_back_ms_per_token: _Optional[float] = ..., unix_ms: _Optional[int] = ..., uncached_squares: _Optional[int] = ..., answer_tokens: _Optional[int] = ..., token_interval_ms: _Optional[float] = ..., copy_ms_per_token: _Optional[float] = ..., pins_version: _Optional[int] = ..., rated_prefills: _Optional[int] = ...) -> None: ...
 
 class TierReport(_message.Message):
     __slots__ = ("blocks", "digest", "pool")
