@@ -110,6 +110,8 @@ class ServeFigures:
             "goodput_per_s": self.goodput_share * self.requests / seconds,
             "copies": None,
             "adapter_wait_share": None,
+            "pin_replicas": None,
+            "pin_replicas_wanted": None,
             "lasted_s": self.lasted_s,
             "interruptions": self.interruptions,
             "decision_us": None,
