@@ -3,7 +3,7 @@
 import math
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
@@ -18,7 +18,8 @@ UNKNOWN: Final = "–"
 """Of what there is none: times from token to token where answers have one, decisions of a rule that is not ours."""
 
 _MEANINGS: Final = """copies: on how many workers a block is that is on any. good, goodput: requests that met the objective, and how many of
-them a second. decision: median of this machine's CPU time for one of our router's. The block-level form: what it leaves out is told in
+them a second. waited: requests whose LoRA adapter was not in memory. pins: replicas of pinned prefixes that found room, of all that are
+wanted. decision: median of this machine's CPU time for one of our router's. The block-level form: what it leaves out is told in
 docs/replay.md."""
 
 LEGEND: Final = f"""
@@ -44,7 +45,8 @@ def print_figures(title: Title, found: Mapping[str, "ReplayFigures"]) -> None:
     from prefixmesh.cli.tables import print_table
 
     click.echo(f"{about(title)}\n")
-    print_table(_columns(title.spec), [_row(name, figures, title.spec) for name, figures in found.items()])
+    extras = _extras(title)
+    print_table(_columns(extras), [_row(name, figures, extras) for name, figures in found.items()])
     click.echo(LEGEND)
 
 
@@ -52,10 +54,11 @@ def as_page(title: Title, found: Mapping[str, "ReplayFigures"]) -> "Page":
     """The same for a report."""
     from prefixmesh.bench.replay_report import Page
 
-    rows = [_row(name, figures, title.spec) for name, figures in found.items()]
+    extras = _extras(title)
+    rows = [_row(name, figures, extras) for name, figures in found.items()]
     command = shlex.join(("prefixmesh", *sys.argv[1:]))
     return Page(
-        f"Replay: {title.workload.name}", _parts(title), _page_columns(title.spec), rows, PAGE_LEGEND, command
+        f"Replay: {title.workload.name}", _parts(title), _page_columns(extras), rows, PAGE_LEGEND, command
     )
 
 
@@ -75,6 +78,7 @@ def _parts(title: Title) -> list[tuple[str, str]]:
     )
     requests = f"{len(workload.requests):,} requests, {workload.prompt_tokens:,} prompt tokens in blocks of {workload.block_size}, {way}"
     fleet = f"{spec.workers:,} workers of {spec.device_tokens:,} tokens on the device and {spec.host_tokens:,} on the host"
+    fleet += ", KV that several share read once" if spec.cascade else ""
     objective = _objective(spec)
     return [
         ("requests", requests),
@@ -106,18 +110,43 @@ def as_object(title: Title, found: Mapping[str, "ReplayFigures"]) -> dict[str, A
     }
 
 
-def _columns(spec: "ReplaySpec") -> Sequence[str]:
+class _Extra(NamedTuple):
+    """A column that some replays have."""
+
+    name: str
+    group: str
+    """On a page, where there is room to say more."""
+
+    cell: "Callable[[ReplayFigures], str]"
+
+
+def _extras(title: Title) -> list[_Extra]:
+    """Those of what was asked for, or is in the workload. O(requests)."""
+    spec, extras = title.spec, []
+    if any(map(math.isfinite, spec.objective)):
+        extras += [
+            _Extra("good", "goodput", lambda one: f"{one.goodput_share:.1%}"),
+            _Extra("a second", "goodput", lambda one: f"{one.goodput_per_s:,.1f}"),
+        ]
+    if spec.max_resident_adapters and any(one.adapter for one in title.workload.requests):
+        extras.append(_Extra("waited", "for adapters", lambda one: f"{one.adapter_wait_share:.1%}"))
+    if spec.pins:
+        extras.append(
+            _Extra("pins", "of wanted", lambda one: f"{one.pin_replicas} of {one.pin_replicas_wanted}")
+        )
+    return extras
+
+
+def _columns(extras: Sequence[_Extra]) -> Sequence[str]:
     columns = ("policy", "cached", "host", "ttft p50", "p90", "p99 ms", "token p50", "p99 ms")
-    goodput = ("good", "a second") if _has_objective(spec) else ()
-    return (*columns, "tokens/s", "load", "work", "copies", *goodput, "decision")
+    return (*columns, "tokens/s", "load", "work", "copies", *(extra.name for extra in extras), "decision")
 
 
-def _page_columns(spec: "ReplaySpec") -> "Sequence[Column]":
+def _page_columns(extras: Sequence[_Extra]) -> "Sequence[Column]":
     """The same for a page, where there is room to say more."""
     from prefixmesh.bench.replay_report import Column
 
     ttft, token, load = "first token, ms", "token to token, ms", "most by mean"
-    goodput = (Column("share", "goodput"), Column("a second", "goodput")) if _has_objective(spec) else ()
     return (
         Column("policy"),
         Column("cached", "of prompt tokens"),
@@ -128,16 +157,13 @@ def _page_columns(spec: "ReplaySpec") -> "Sequence[Column]":
         Column("tokens", load),
         Column("work", load),
         Column("copies"),
-        *goodput,
+        *(Column(extra.name, extra.group) for extra in extras),
         Column("decision"),
     )
 
 
-def _row(name: str, figures: "ReplayFigures", spec: "ReplaySpec") -> Sequence[str]:
+def _row(name: str, figures: "ReplayFigures", extras: Sequence[_Extra]) -> Sequence[str]:
     ttft, token = figures.ttft_ms, figures.token_ms
-    goodput = (
-        (f"{figures.goodput_share:.1%}", f"{figures.goodput_per_s:,.1f}") if _has_objective(spec) else ()
-    )
     return (
         name,
         f"{figures.cached_share:.2%}",
@@ -148,13 +174,9 @@ def _row(name: str, figures: "ReplayFigures", spec: "ReplaySpec") -> Sequence[st
         f"{figures.max_over_mean:.2f}",
         f"{figures.work_max_over_mean:.2f}",
         f"{figures.copies:.2f}",
-        *goodput,
+        *(extra.cell(figures) for extra in extras),
         UNKNOWN if figures.decision_us is None else f"{figures.decision_us.p50:,.0f} µs",
     )
-
-
-def _has_objective(spec: "ReplaySpec") -> bool:
-    return any(map(math.isfinite, spec.objective))
 
 
 def _objective(spec: "ReplaySpec") -> str:

@@ -112,6 +112,18 @@ def test_objective_adds_goodput_to_the_table_and_decisions_are_told() -> None:
     assert " good " not in run("replay", SAMPLE, "--policy", "round_robin").stdout.split("cached, host")[0]
 
 
+def test_adapters_and_pins_have_columns_where_there_are_any() -> None:
+    def columns(*arguments: str) -> str:
+        shown = run("replay", *arguments, "--requests", "24", "--policy", "round_robin").stdout
+        return shown.split("cached, host")[0]
+
+    assert " waited " in columns("lora-tenants")
+    assert " waited " not in columns("lora-tenants", "--max-resident-adapters", "0")
+    assert " pins " in columns("agents", "--pins")
+    assert " pins " not in columns("agents")
+    assert "KV that several share read once" in " ".join(columns("agents", "--cascade").split())
+
+
 def test_workload_that_is_named_has_the_length_that_is_asked_for() -> None:
     arguments = ("--requests", "40", "--block-size", "4", "--concurrency", "3", "--policy", "cost", "--json")
     told = json.loads(run("replay", "chat", *arguments).stdout)
