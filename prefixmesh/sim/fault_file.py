@@ -13,7 +13,8 @@
       {"of": ["router-1", "store"], "kind": "cut", "at_s": 2, "for_s": 10}]}
 
 What a worker's kinds mean says ``faults``, what the others mean ``fault_script``. ``workers`` and ``routers`` may be left out: then the seed says how
-many there are, and there are at least as many as are named. All the rest of a run is the seed's.
+many there are, and there are at least as many as are named. All the rest of a run is the seed's. Crashes, stalls and
+cuts of one worker, router or link that overlap are over when the first is; of the store, when the last is.
 """
 
 import json
