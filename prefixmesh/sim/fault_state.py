@@ -32,6 +32,9 @@ AGAIN_S: Final = 0.5
 """Before the operator tries again."""
 
 MOST_REPLICAS: Final = 3
+"""That he may want: 0 is on all workers."""
+
+_MS_PER_S: Final = 1e3
 
 
 class _Lease(msgspec.Struct, frozen=True):
@@ -50,7 +53,6 @@ class FleetState:
         self.sim = sim
         self.store = SimulatedStore(sim, quality)
         self.shared = SharedState(self.store, self._wish_of, self._note_order)
-        self._workers = list(workers)
         self._pins = {f"{PINS}{OPERATOR}/{pinned.name}": pinned for pinned in pins}
         self._wishes: dict[tuple[str, bytes], Wish] = {}
         self._orders: list[tuple[float, str]] = []
@@ -95,13 +97,14 @@ class FleetState:
         entries = self.store.reading().entries
         lives = [router.life for router in routers if router.life is not None]
         if not self._may_be_lost(lives):
-            for key, value in self._written.items():
-                if key not in entries:
-                    yield f"{STORE}: {key} is lost"
-                elif (
-                    entries[key].value != value and not self.store.emptied_at
-                ):  # else nobody may have heard of it
-                    yield f"{STORE}: {key} is {entries[key].value!r}, written was {value!r}"
+            yield from (f"{STORE}: {key} is lost" for key in self._written if key not in entries)
+        if not self.store.emptied_at:  # else nobody may have heard of the last write
+            held = {key: entries[key].value for key in self._written if key in entries}
+            yield from (
+                f"{STORE}: {key} is {value!r}, written was {self._written[key]!r}"
+                for key, value in held.items()
+                if value != self._written[key]
+            )
         for life in lives:
             yield from self._of_router(life, entries)
         holders = [life.router_id for life in lives if life.state is not None and life.state.lease.is_held]
@@ -126,7 +129,7 @@ class FleetState:
         """Each is by the router that the store had last given the lease to, and in its time; or the store was emptied, and with it the lease."""
         leases = [
             (at, msgspec.json.decode(change.value, type=_Lease))
-            for at, change in zip(self.store.wrote_at, self.store.wrote, strict=True)
+            for at, change in self.store.wrote
             if change.key == LEASE and change.value is not None
         ]
         for at, owner in self._orders:
@@ -165,8 +168,8 @@ class FleetState:
                 call_at(fault.at_s, store.stall)
                 call_at(end_s, store.go_on)
             case StoreFaultKind.DELAY:
-                call_at(fault.at_s, store.slow_down, fault.amount / 1e3)
-                call_at(end_s, store.slow_down, -fault.amount / 1e3)
+                call_at(fault.at_s, store.slow_down, fault.amount / _MS_PER_S)
+                call_at(end_s, store.slow_down, -fault.amount / _MS_PER_S)
             case StoreFaultKind.CRASH | StoreFaultKind.LOSE:
                 call_at(fault.at_s, store.crash)
                 if fault.kind is StoreFaultKind.LOSE:

@@ -51,10 +51,9 @@ class SimulatedStore:
         """What was written and what happened to it, with the time."""
 
         self.emptied_at: list[float] = []
-        self.wrote: list[Change] = []
-        """Since it was made: also what is not there any more."""
+        self.wrote: list[tuple[float, Change]] = []
+        """Every write since it was made, with its time: also of what is not there any more."""
 
-        self.wrote_at: list[float] = []
         self._table = StateTable()
         self._identity = b""
         self._identities = 0
@@ -132,8 +131,7 @@ class SimulatedStore:
             self._identities += 1
             self._identity = b"store %d" % self._identities
         self._note(f"{'removed' if value is None else 'wrote'} {key} by {writer}")
-        self.wrote.append(change)
-        self.wrote_at.append(self.sim.now)
+        self.wrote.append((self.sim.now, change))
         self._tell(change)
         return change.version
 
