@@ -57,6 +57,19 @@ def test_who_takes_over_orders_nothing_that_is_there() -> None:
     assert AdapterController().step(0.0, wishes, [worker("w0", ready=False)]) == []
 
 
+def test_worker_loads_one_adapter_after_the_other() -> None:
+    """In the order of their names; what is not there at all before what has another content."""
+    wishes = wished(*(record(f"n{i}", digest="new") for i in range(3)))
+    controller, seen = AdapterController(), worker("w0", n0="old")
+    (first,) = controller.step(0.0, wishes, [seen])
+    assert controller.step(1.0, wishes, [seen]) == []
+    controller.ended(first, Ended(digest="new"), 1.0)
+    (second,) = controller.step(1.0, wishes, [worker("w0", n0="old", n1="new")])
+    controller.ended(second, Ended(digest="new"), 2.0)
+    (third,) = controller.step(2.0, wishes, [worker("w0", n0="old", n1="new", n2="new")])
+    assert [order.name for order in (first, second, third)] == ["n1", "n2", "n0"]
+
+
 def test_loads_are_bounded_and_whoever_waits_longest_is_next() -> None:
     """One a worker, 16 in the fleet, and no worker has its second adapter before all have their first."""
     wishes = wished(*(record(f"n{i}", digest=f"d{i}") for i in range(2)))
@@ -64,11 +77,15 @@ def test_loads_are_bounded_and_whoever_waits_longest_is_next() -> None:
     workers = {f"w{i:02}": worker(f"w{i:02}") for i in range(20)}
     first = controller.step(0.0, wishes, list(workers.values()))
     assert len(loads(first)) == len({order.endpoint for order in first}) == CONFIG.max_loads == 16
-    for order in first:
+    controller.ended(first[0], Ended("too busy"), 0.5)
+    assert [endpoint for endpoint, _ in loads(controller.step(0.5, wishes, list(workers.values())))] == [
+        "w16"
+    ]
+    for order in first[1:]:
         controller.ended(order, Ended(digest="d0"), 1.0)
         workers[order.endpoint] = worker(order.endpoint, n0="d0")
     second = controller.step(1.0, wishes, list(workers.values()))
-    assert [endpoint for endpoint, _ in loads(second)[:4]] == ["w16", "w17", "w18", "w19"]
+    assert [endpoint for endpoint, _ in loads(second)[:4]] == ["w17", "w18", "w19", "w00"]
     controller.check_invariants()
 
 
@@ -135,6 +152,25 @@ def test_worker_that_only_says_so_is_not_asked_without_end() -> None:
     assert controller.step(BELIEVED_S, wishes, workers) == []
     assert controller.standing(workers[0], "clerk").state == "failed"
     assert len(controller.step(BELIEVED_S + 1.0, wishes, workers)) == 1
+
+
+def test_version_before_is_for_those_alone_that_have_nothing_under_the_name() -> None:
+    """While another is sought: whoever has the new one already, found by a router that has gone since, keeps it."""
+    sought = put_again(record(digest="d1"), pb.AdapterSpec(name="clerk", path="b"))
+    workers = [worker("w0", clerk="d2"), worker("w1", clerk="d1"), worker("w2")]
+    controller = AdapterController(AdapterControllerConfig(roll_share=1.0))
+    orders = controller.step(0.0, wished(sought), workers)
+    assert [
+        (order.endpoint, order.path, order.generation) for order in orders if isinstance(order, Load)
+    ] == [
+        ("w0", "b", 2),
+        ("w2", "a", 1),
+    ]
+    controller.ended(orders[0], Ended("no such folder", is_refused=True), 0.0)
+    controller.ended(orders[1], Ended(digest="d1"), 0.0)
+    workers[2] = worker("w2", clerk="d1")
+    (second,) = controller.step(1.0, wished(sought), workers)
+    assert (second.endpoint, second.generation) == ("w1", 2)
 
 
 def test_removed_name_leaves_whoever_can_be_reached_and_nothing_else() -> None:
