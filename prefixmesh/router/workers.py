@@ -44,8 +44,8 @@ class WorkerPool:
         self._problems: dict[Endpoint, str] = {}
         self._news = core.registry.follow()
         self._spreads_over_all = False
-        # Set, and replaced, when any worker's problem is another.
-        self._changed = asyncio.Event()
+        # Of workers that somebody waits to hear of: set, and forgotten, when a worker's problem is another, or it is removed.
+        self._awaited: dict[Endpoint, asyncio.Event] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._reviewing: asyncio.Task[None] | None = None
 
@@ -68,6 +68,7 @@ class WorkerPool:
         if not self._core.remove_worker(endpoint):
             return False
         self._problems.pop(endpoint, None)
+        self._wake(endpoint)
         task = asyncio.create_task(self._links.pop(endpoint).close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -89,7 +90,7 @@ class WorkerPool:
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 while (entry := self._core.registry.get(endpoint)) and entry.problem in PASSING_PROBLEMS:
-                    await self._changed.wait()
+                    await self._awaited.setdefault(endpoint, asyncio.Event()).wait()
         entry = self._core.registry.get(endpoint)
         return "" if entry is None else entry.problem
 
@@ -136,10 +137,15 @@ class WorkerPool:
         for entry in changed:
             self._problems[entry.endpoint] = entry.problem
             self._tell(entry)
+            self._wake(entry.endpoint)
         if changed:
-            self._changed.set()
-            self._changed = asyncio.Event()
             self._on_change()
+
+    def _wake(self, endpoint: Endpoint) -> None:
+        """Whoever waits for this worker looks again, and nobody else: thousands are waited for when a router starts."""
+        awaited = self._awaited.pop(endpoint, None)
+        if awaited is not None:
+            awaited.set()
 
     def _tell(self, entry: WorkerEntry) -> None:
         if entry.ready:
