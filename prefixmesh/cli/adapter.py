@@ -88,7 +88,7 @@ def load(*, name: str, path: str, pin: bool, wait: bool, as_json: bool, **values
     The fleet's router remembers it, and has every worker load it. Under a name that is known already it replaces the other one, on a few
     workers at a time: new requests get the new weights, running ones keep theirs. Load it again when its files have changed.
     """
-    from prefixmesh.cli.adapter_text import adapter_as_dict, told
+    from prefixmesh.cli.adapter_text import adapter_as_dict, progress
     from prefixmesh.cli.adapter_wait import wait_until_loaded
     from prefixmesh.cli.adapter_workers import load_at_workers
     from prefixmesh.cli.router_calls import open_router
@@ -105,7 +105,7 @@ def load(*, name: str, path: str, pin: bool, wait: bool, as_json: bool, **values
     if as_json:
         click.echo(json.dumps(adapter_as_dict(seen), indent=2))
     else:
-        click.echo(told(seen))
+        click.echo(progress(seen))
     if wait:
         _check_loaded(put, seen, values["timeout"])
 
@@ -204,7 +204,8 @@ def _check_loaded(put: "FleetAdapter", seen: "FleetAdapter", wait_s: float) -> N
             problem = f"{one.state}: {one_line(one.problem)}" if one.problem else one.state
             click.echo(f"{one_line(named(one))}  {problem}", err=True)
     lacking = seen.wanted - seen.held
-    message = f"{lacking} of {seen.wanted} workers lack it; it is tried again, unless it is unloaded"
+    undone = f"{one_line(seen.kept.path)} is loaded again" if seen.kept_generation else "it is unloaded"
+    message = f"{lacking} of {seen.wanted} workers lack it; it is tried again, unless {undone}"
     raise BadRequest(message) if is_refused(seen) and not seen.held else click.ClickException(message)
 
 

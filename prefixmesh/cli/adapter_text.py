@@ -33,14 +33,17 @@ def print_adapters(answer: "ListFleetAdaptersResponse") -> None:
 
 
 def told(adapter: "FleetAdapter") -> str:
+    """How far an adapter is, and why it is no further, in one line."""
+    return "; ".join(filter(None, (progress(adapter), why_not(adapter))))
+
+
+def progress(adapter: "FleetAdapter") -> str:
     """How far an adapter is, in one line."""
     content = f" ({one_line(adapter.digest[:DIGEST_CHARS])})" if adapter.digest else ""
     if adapter.removed:
         return f"{one_line(adapter.spec.name)}: {_count(len(adapter.workers))} still to forget it"
     counts = f"{adapter.held} of {_count(adapter.wanted)} loaded version {adapter.generation}{content}"
-    return "; ".join(
-        filter(None, (f"{one_line(adapter.spec.name)}: {counts}", kept(adapter), why_not(adapter)))
-    )
+    return "; ".join(filter(None, (f"{one_line(adapter.spec.name)}: {counts}", kept(adapter))))
 
 
 def kept(adapter: "FleetAdapter") -> str:

@@ -101,6 +101,10 @@ async def test_exit_code_tells_whose_fault_it_is(router: Router) -> None:
     assert partly.exit_code == 1
     assert "1 of 2 workers lack it" in partly.stderr
     assert "clerk: 1 of 2 workers loaded version 2" in partly.stdout
+    kept = await run(router, "load", "clerk", "nowhere")
+    assert kept.exit_code == 2
+    assert kept.stdout == "clerk: 0 of 2 workers loaded version 3; version 2 (a) stays until one has\n"
+    assert "it is tried again, unless a is loaded again" in kept.stderr
     malformed = await run(router, "load", "cl/erk", "a")
     assert (malformed.exit_code, "spec.name" in malformed.stderr) == (2, True)
 

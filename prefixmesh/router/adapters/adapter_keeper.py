@@ -114,6 +114,7 @@ class AdapterKeeper:
     async def _round(self) -> None:
         """See, decide, have done. O(1) where no adapter was ever put, else as the controller's step."""
         self._changed.clear()
+        self._begin_term()
         records = self._roster.records if self._roster.is_read else None
         # Some at a time, so that others on the loop have their turn; what has changed meanwhile is looked at in the step.
         for start in range(0, len(self._registry) if records else 0, WORKERS_AT_A_TIME):
@@ -126,16 +127,18 @@ class AdapterKeeper:
         self._step()
         self._spent_s += self._now() - began
 
-    def _step(self) -> None:
-        is_acting = self.is_acting
-        if is_acting != self._was_acting:
-            # Whoever acts anew goes by what it sees, and by nothing that was ordered in another term.
+    def _begin_term(self) -> None:
+        """Whoever acts anew goes by what it sees, and by nothing that was ordered in another term."""
+        if self.is_acting != self._was_acting:
+            self._was_acting = not self._was_acting
             self.controller = AdapterController(self._config)
-            self._was_acting = is_acting
+
+    def _step(self) -> None:
+        acts = self._was_acting and self.is_acting
         records = self._roster.records if self._roster.is_read else None
         workers = [see(entry) for entry in self._registry if entry.facts] if records else []
-        self._actions.begin(self.controller.step(self._now(), records, workers, acts=is_acting))
-        if is_acting:
+        self._actions.begin(self.controller.step(self._now(), records, workers, acts=acts))
+        if acts:
             self._write()
 
     def _note_end(self, order: Order, ended: Ended) -> None:
