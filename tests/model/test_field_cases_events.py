@@ -14,7 +14,7 @@ from prefixmesh.router.endpoint import Endpoint
 from prefixmesh.router.worker_view import Trust
 from prefixmesh.sim.network import LinkQuality
 from prefixmesh.sim.simulated_link import SimulatedLink
-from prefixmesh.sim.simulated_question import Question
+from prefixmesh.sim.simulated_question import Question, as_route_request
 from tests.support.field_fleet import BLOCK, REPORTED_S, SPEC, CaseFleet, question
 
 PROMPT_TOKENS = 256
@@ -83,6 +83,10 @@ def test_worker_that_restarts_under_its_address_holds_nothing_of_its_last_life(d
         case.ask(question((f"{number}", 200), answer=100))
     case.sim.run_for(REPORTED_S)
     assert case.in_flight("worker-2") > 0
+    for router in case.routers:
+        # Somebody has a ticket for it, of which no stream tells that it is void.
+        asked = as_route_request(prompt("worker-2", 0), router.public)
+        assert router.core.route(asked, case.sim.now, valid_s=60.0).endpoint == "worker-2"
     worker = case.fleet.workers[Endpoint("worker-2")]
     worker.crash()
     case.sim.run_for(down_s)
@@ -91,7 +95,11 @@ def test_worker_that_restarts_under_its_address_holds_nothing_of_its_last_life(d
     for router in case.routers:
         assert case.credited(router, prompt("worker-2", 0)) == {}
         assert case.credited(router, prompt("worker-1", 0)) == {"worker-1": PROMPT_TOKENS}
-        assert case.entry(router, "worker-2").load.in_flight == case.in_flight("worker-2") == 0
+        assert (
+            case.entry(router, "worker-2").load.total
+            == (case.in_flight("worker-2"), 0.0, 0.0)
+            == (0, 0.0, 0.0)
+        )
     case.run_to_end()
     case.check_views()
     assert all(
