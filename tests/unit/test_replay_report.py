@@ -1,6 +1,7 @@
 """A replay's report: one page with its figures and plots, that fetches nothing and escapes all it is told."""
 
 import builtins
+import json
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -21,7 +22,8 @@ from prefixmesh.sim.replay import replay
 from prefixmesh.sim.replay_figures import ReplayFigures
 from prefixmesh.sim.replay_spec import ReplaySpec
 from prefixmesh.sim.timing import TimingModel
-from prefixmesh.sim.workload import Workload
+from prefixmesh.sim.workload import Workload, WorkloadRequest
+from prefixmesh.sim.workload_file import write_workload
 from prefixmesh.sim.workloads.catalogue import make_workload
 
 pytest.importorskip("matplotlib")
@@ -178,3 +180,18 @@ def test_what_is_missing_is_named_where_plots_cannot_be_made(monkeypatch: pytest
     monkeypatch.setattr(builtins, "__import__", none)
     with pytest.raises(ConfigError, match=r"plots need matplotlib: pip install 'prefixmesh\[report\]'"):
         load_svg("Load", {"x": one})
+
+
+def test_answers_of_one_token_have_no_time_between_tokens(tmp_path: Path) -> None:
+    asked = WorkloadRequest(arrival_ms=0, input_length=64, output_length=1, block_ids=(0,))
+    write_workload(Workload(name="short", block_size=64, requests=[asked]), tmp_path / "short.jsonl")
+    arguments = ["replay", str(tmp_path / "short.jsonl"), "--policy", "round_robin", "--no-sweep"]
+    told = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout, parse_constant=pytest.fail)
+    assert told["policies"]["round_robin"]["token_ms"] == {"p50": None, "p90": None, "p99": None}
+    result = CliRunner().invoke(main, [*arguments, "--report", str(tmp_path / "out.html")])
+    assert result.exit_code == 0, result.output
+    row = next(line for line in result.stdout.splitlines() if line.startswith("round_robin"))
+    assert row.split()[6:8] == ["–", "–"]
+    html = (tmp_path / "out.html").read_text()
+    assert 'id="token_to_token"' not in html
+    assert 'id="first_token"' in html
