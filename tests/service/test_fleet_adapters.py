@@ -26,6 +26,7 @@ from prefixmesh.router.adapters.config import AdapterControllerConfig
 from prefixmesh.router.adapters.records import ADAPTERS, FORMAT
 from prefixmesh.router.pins import acting_lease
 from prefixmesh.router.state_memory import MemoryStore
+from prefixmesh.router.state_store import Entry
 from prefixmesh.rpc.identity import hash_key
 from tests.support.adapter_worker import (
     WAIT_S,
@@ -64,7 +65,12 @@ async def fleet(count: int = 2, **settings: Any) -> AsyncIterator[Router]:
 
 
 class CommonStore(MemoryStore):
-    """A store of several routers of this process, none of which closes it."""
+    """A store of several routers of this process, none of which closes it. Between a question and its answer others have their turn."""
+
+    async def get(self, key: str) -> Entry | None:
+        entry = await super().get(key)
+        await asyncio.sleep(0.001)
+        return entry
 
     @property
     def is_shared(self) -> bool:
@@ -140,6 +146,8 @@ async def test_router_that_restarts_remembers_and_loads_nothing_twice(tmp_path: 
         async with running_router(0, secret=secret, workers=addresses, state=state) as second:
             told = await until_held(second, 2)
             assert (told.generation, told.digest) == (1, digest_of("first weights"))
+        async with running_router(0, secret=secret, workers=addresses, state=state) as third:
+            await until_held(third, 2)
         assert [len(worker.loads) for worker in workers] == [1, 2]
     finally:
         for worker in workers:
@@ -413,6 +421,17 @@ async def test_wish_of_a_later_version_is_neither_read_nor_written_over(store: C
             return refused.type is UnavailableError
 
         await eventually(may_be_sent_again, WAIT_S)
+
+
+@pytest.mark.usefixtures("store")
+async def test_wishes_put_at_the_same_time_are_generations_of_their_own() -> None:
+    """No two contents have one number, and none of the wishes is lost unsaid."""
+    async with running_router(0, make_worker=AdapterWorker) as router:
+        told = await asyncio.gather(*(put(router, path=f"p{number}") for number in range(5)))
+        assert sorted(one.generation for one in told) == [1, 2, 3, 4, 5]
+        last = max(told, key=lambda one: one.generation)
+        assert (await listed(router))["clerk"].spec.path == last.spec.path
+        assert sorted(await asyncio.gather(*(remove(router) for _ in range(3)))) == [False, False, True]
 
 
 @pytest.mark.parametrize(

@@ -159,9 +159,7 @@ class AdapterKeeper:
             for record in news:
                 await self._write_found(record)
             for record in over:
-                version = self._roster.version(record.name)
-                if await self._store.delete(record.key, expect=version):
-                    self._roster.drop(record.name, version)
+                await self._store.delete(record.key, expect=self._roster.version(record.name))
         except (PrefixmeshError, KeyError):
             await asyncio.sleep(
                 ROUND_S

@@ -71,11 +71,6 @@ class AdapterRoster:
         if self._versions.get(record.name, -1) < version:
             self._enter(record, version)
 
-    def drop(self, name: str, version: int) -> None:
-        """A name was forgotten by us at this version, unless it is another by now. O(names)."""
-        if self._versions.get(name) == version:
-            self._leave(name)
-
     async def _follow(self) -> None:
         while True:
             try:
