@@ -2,12 +2,12 @@
 
     python benchmarks/replay_scale.py                                     # 8 to 4,096 workers, 100 requests each: minutes
     python benchmarks/replay_scale.py --workers 1024 --requests 1000000   # the whole run: under half an hour on one core
-    python benchmarks/replay_scale.py --workers 256 --device-tokens 16000 --per-worker 100 --per-worker 400   # flat in requests
+    python benchmarks/replay_scale.py --workers 16 --device-tokens 32000 --per-worker 100 --per-worker 1600   # flat in requests
 
 Requests have 1,000 tokens, the first 512 of which are one of 10,000 beginnings (the n-th as frequent as 1/n), and answers of 128; eight a
 second come for each worker, of profile h100-8b. Each size runs in a process of its own, so that its memory can be told: all of it but for
-the list of requests, and of that the tables of the router's core. Times are of this process alone but for a decision's, which are by the
-clock: of these the median, because a machine has others to serve.
+the list of requests, and of that the tables of the router's core. Times are of this process alone, whatever else the machine does; of
+decisions the median.
 """
 
 import gc
