@@ -62,7 +62,9 @@ def unequal_trees(routers: int, timing: TimingModel, seed: int = 0) -> CaseFleet
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("routers", "timing"), [(1, H100_8B), (2, H100X2_70B), (4, QUICK)])
+@pytest.mark.parametrize(
+    ("routers", "timing"), [(1, H100_8B), (4, QUICK), pytest.param(2, H100X2_70B, marks=pytest.mark.deep)]
+)
 def test_idle_worker_gets_new_prompts_however_much_it_has_cached(routers: int, timing: TimingModel) -> None:
     """F1: A empty with load 50, B with a big tree and load 0; unique prompts → 95 % of those sent before the loads meet go to B."""
     taken = sent_until_loads_meet(unequal_trees(routers, timing))
@@ -268,7 +270,9 @@ def max_over_mean_in_flight(case: CaseFleet) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rate_per_s", "routers"), [(120.0, 1), (150.0, 2)])
+@pytest.mark.parametrize(
+    ("rate_per_s", "routers"), [(120.0, 1), pytest.param(150.0, 2, marks=pytest.mark.deep)]
+)
 def test_popular_prefix_is_balanced_and_stays_cached(rate_per_s: float, routers: int) -> None:
     """F9: 80 % share one prefix, 4 workers, at two thirds and more of what they can compute → max/mean load at most 1.5, hit rate at least
     90 % of pure affinity's; which piles all of it on one.
@@ -294,7 +298,9 @@ def share_of_first(case: CaseFleet, rate_per_s: float, seconds: float) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "rate_per_s", "routers"), [(4, 6.0, 1), (8, 24.0, 4)])
+@pytest.mark.parametrize(
+    ("workers", "rate_per_s", "routers"), [(4, 6.0, 2), pytest.param(8, 24.0, 4, marks=pytest.mark.deep)]
+)
 def test_worker_that_becomes_ten_times_slower_is_left_alone(
     workers: int, rate_per_s: float, routers: int
 ) -> None:
