@@ -296,10 +296,10 @@ class SimulatedRequest:
         self._tell(told)
 
     def _wait_for_more(self) -> None:
-        """Count the silence from now on."""
+        """Count the silence from now on; not where only the first token and the end are asked for."""
         if self._idle is not None:
             self._idle.cancel()
-        if not self.is_over and self._router.stream_idle_s:
+        if self._tell is not None and not self.is_over and self._router.stream_idle_s:
             self._idle = self._sim.call_later(self._router.stream_idle_s, self._on_silence)
 
     def _on_silence(self) -> None:

@@ -19,7 +19,7 @@ from prefixmesh.sim.fleet_run import TENANT, FleetSpec, SimulatedFleet, run_trac
 from prefixmesh.sim.network import LinkQuality
 from prefixmesh.sim.simulated_client import SimulatedClient
 from prefixmesh.sim.simulated_link import DESCRIBE_TIMEOUT_S
-from prefixmesh.sim.simulated_router import Answered, Question
+from prefixmesh.sim.simulated_router import STREAM_IDLE_S, Answered, Question
 from prefixmesh.sim.timing import TimingModel
 from prefixmesh.sim.traces import TraceRequest, read_trace
 from prefixmesh.tokens import pack
@@ -65,6 +65,15 @@ def test_every_request_of_a_trace_is_answered_and_counted() -> None:
     assert figures.max_over_mean >= 1.0
     assert 0 < figures.busy_share <= 1
     assert figures.lasted_s >= 2.6
+
+
+def test_answers_longer_than_the_longest_silence_are_no_silence() -> None:
+    """Of a trace's answers only the first token and the end are told of; what is between takes as long as it takes."""
+    slow = replace(SMALL, timing=replace(SMALL.timing, step_ms=500.0))
+    requests = [replace(request, output_length=150) for request in conversations(2, 1)]
+    figures = run_trace(requests, slow, COST)
+    assert figures.lasted_s > 1.2 * STREAM_IDLE_S
+    assert (figures.requests, figures.failed) == (2, 0)
 
 
 def test_cost_finds_what_round_robin_scatters() -> None:
