@@ -142,21 +142,23 @@ class WorkerLink:
             return await call(self._control, {"metadata": self._metadata, "timeout": timeout_s})
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
+        except grpc.aio.UsageError:  # begun on a channel that is closed
+            raise self._closed() from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # Nobody cancels us: so gRPC tells of calls whose channel is closed, as when the worker was removed.
-            raise UnavailableError(f"{self.endpoint}: the connection to it was closed") from None
+            raise self._closed() from None
 
     async def describe(self, timeout_s: float | None = None) -> None:
         """Ask who is there. Raises the error that the call ends with."""
-        try:
-            answer = await self._control.Describe(
-                pb.DescribeRequest(), metadata=self._metadata, timeout=timeout_s or DESCRIBE_TIMEOUT_S
-            )
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+
+        async def call(stub: Any, settings: Any) -> pb.DescribeResponse:
+            told: pb.DescribeResponse = await stub.Describe(pb.DescribeRequest(), **settings)
+            return told
+
+        answer = await self.control(call, timeout_s or DESCRIBE_TIMEOUT_S)
         self._described_at = core_now()
         if self._core.described(self.endpoint, facts_of(answer), core_now()):
             _log.info("worker_new_life endpoint=%s incarnation=%016x", self.endpoint, answer.incarnation)
@@ -172,6 +174,9 @@ class WorkerLink:
             await asyncio.wait({self._task})
         await self._idle.wait()
         await self._channel.close()
+
+    def _closed(self) -> UnavailableError:
+        return UnavailableError(f"{self.endpoint}: the connection to it was closed")
 
     async def _follow(self) -> None:
         pause_s = FIRST_PAUSE_S

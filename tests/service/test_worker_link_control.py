@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from prefixmesh.errors import UnavailableError
@@ -27,6 +28,27 @@ async def test_order_to_a_worker_that_is_removed_ends(caplog: pytest.LogCaptureF
         await eventually(has_failed, WAIT_S)
         assert "the connection to it was closed" in caplog.text
         worker.before_warm.open()
+
+
+class ClosedChannel:
+    """What gRPC does with a call that runs while its channel is closed, or is begun afterwards."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    async def Describe(self, *_: Any, **__: Any) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [asyncio.CancelledError(), grpc.aio.UsageError("Channel is closed.")], ids=["runs", "begins"]
+)
+async def test_question_to_a_worker_that_is_removed_ends_in_an_error(error: BaseException) -> None:
+    """Who waits for what it says (a request with a new adapter, an order that has ended) is not cancelled with it."""
+    link = WorkerLink.__new__(WorkerLink)
+    link.endpoint, link._control, link._metadata = Endpoint("host-a:1"), ClosedChannel(error), ()  # type: ignore[assignment]
+    with pytest.raises(UnavailableError, match="the connection to it was closed"):
+        await link.describe(1.0)
 
 
 @pytest.mark.parametrize("how", ["cancelled", "timed out"])
