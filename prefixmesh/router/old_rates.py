@@ -4,7 +4,8 @@ Who measured itself slow is sent nothing as long as others will do, and who is s
 its worker started, or stood still once, would be left out for ever. So what a worker takes more than those that are quicker fades while it is
 idle. It fades with the time since it last rated a prefill, and no faster than others are given requests, or where few come a slow worker
 would get one after the other. In the end it is as good as the others, and gets a request. With that the whole of its measurement counts
-again until it has made a new one: one request is what a trial costs, and a worker that is slow still is left alone for as long again.
+again until it has made a new one: one request is what a trial costs, and a worker that is slow still is left alone for as long again. Also
+where that request had too little to compute for its speed to be rated: else it would pass for quick whenever it is idle.
 """
 
 from typing import Final
@@ -25,6 +26,10 @@ tenth of a fair share at most, where it is forgotten after six or seven halves."
 LEAST_EXCESS: Final = 0.1
 """Who is slower by less is as quick as the others: measured rates wobble by so much."""
 
+TRIED_EXCESS: Final = 2 * LEAST_EXCESS
+"""Who is sent a request when no more is left of its excess is tried by that. With more left it was taken for something else, such as what it
+holds, and what is new is to come to it yet."""
+
 COMPARED_TOKENS: Final = 2048.0
 """Speeds are compared by the prefill of a prompt of this length: one number of a curve's two."""
 
@@ -38,8 +43,20 @@ class OldRates:
         self._rated: dict[int, int] = {}
         self._since = np.zeros(0)
         self._after = np.zeros(0)
+        self._forgiven: set[int] = set()
+        """Rows of which no more than ``TRIED_EXCESS`` is left."""
+
+        self._tried: set[int] = set()
+        """Those of them that were sent a request since the last review."""
+
         self.decisions = 0
-        """Requests that were routed so far: to be counted by whoever routes."""
+        """Requests that were routed so far."""
+
+    def routed(self, row: int) -> None:
+        """A request is sent there. O(1)."""
+        self.decisions += 1
+        if row in self._forgiven:
+            self._tried.add(row)
 
     def told(self, row: int, rated: int, now: float) -> None:
         """A worker's report says how often it has rated a prefill, 0 where it does not tell. O(1)."""
@@ -54,9 +71,15 @@ class OldRates:
     def forget(self, row: int) -> None:
         """Another worker, or another life of it. O(1)."""
         self._rated.pop(row, None)
+        self._forgiven.discard(row)
+        self._tried.discard(row)
 
     def review(self, columns: FleetColumns, now: float) -> None:
         """Let the excess of those fade that are idle. Call it a few times a second. O(rows * log rows)."""
+        for row in self._tried:
+            self._since[row], self._after[row] = now, self.decisions
+        self._tried.clear()
+        self._forgiven.clear()
         rows = np.array([row for row, rated in self._rated.items() if rated and columns.usable[row]], np.intp)
         if len(rows) < 2:
             return
@@ -67,7 +90,9 @@ class OldRates:
         rows, excess = rows[fades], excess[fades]
         turns = (self.decisions - self._after[rows]) / (HALF_LIFE_TURNS * np.count_nonzero(columns.usable))
         halves = np.minimum((now - self._since[rows]) / HALF_LIFE_S, turns)
-        for row, share in zip(rows.tolist(), (1.0 + excess * 0.5**halves) / (1.0 + excess), strict=True):
+        left = excess * 0.5**halves
+        self._forgiven.update(rows[left <= TRIED_EXCESS].tolist())
+        for row, share in zip(rows.tolist(), (1.0 + left) / (1.0 + excess), strict=True):
             columns.discount_rates(row, share)
 
 

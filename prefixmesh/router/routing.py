@@ -371,7 +371,7 @@ class RouterCore:
             spell=entry.spell,
         )
         entry.totals.routed += 1
-        self.fleet.old_rates.decisions += 1
+        self.fleet.old_rates.routed(row)
         self._placements.add(placement)
         if expires_at is not None and self._history.is_on:
             self._history.note(Placed, placement.request_id, **placement.as_ticket())

@@ -80,6 +80,16 @@ def test_worker_of_half_the_speed_is_told_apart_and_not_flooded() -> None:
 
 
 @pytest.mark.slow
+def test_slow_worker_is_not_flooded_by_prompts_too_short_to_rate() -> None:
+    """What it measured becomes old however much it does; still a trial costs one request, and not all that come while it is idle."""
+    case = fleet()
+    case.be_slow(FIRST, 3.0)
+    case.send_straight(FIRST, question(("a long prompt", 4000)))
+    share(case, 20.0, 5.0)
+    assert share(case, 2.0, 60.0, tokens=100) < 1 / 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("per_s", "seconds"), [(4.0, 75.0), (1.0, 120.0)], ids=["busy", "nearly idle"])
 def test_worker_that_was_slow_once_comes_back(per_s: float, seconds: float) -> None:
     """Three seconds in which it was ten times slower, and it believes that it is; then the machine is as good as any again."""

@@ -49,6 +49,40 @@ def test_who_has_been_idle_for_long_is_tried_and_measured_by_what_it_told_from_t
     assert linear(fleet) == pytest.approx(10 * PREFILL_MS), "it has measured anew"
 
 
+def after_a_request(seconds: float) -> float:
+    """What half a life counts of a slow worker that was sent a request after so long, and has rated nothing by it."""
+    fleet = column_fleet([SLOW, EQUAL])
+    old = aged(fleet, seconds)
+    old.routed(0)
+    fleet.columns.set_load(0, in_flight=1, waiting_prefill_ms=0.0, decode_work_ms=0.0)
+    fleet.columns.set_load(0, in_flight=0, waiting_prefill_ms=0.0, decode_work_ms=0.0)
+    old.review(fleet.columns, 100.0 + seconds)
+    old.decisions += BUSY_TURNS
+    old.review(fleet.columns, 100.0 + seconds + HALF_LIFE_S)
+    return linear(fleet) / PREFILL_MS
+
+
+def test_trial_by_which_nothing_was_rated_is_one_all_the_same() -> None:
+    """What was to be computed was too short: the worker is left alone for as long again, and not taken for quick whenever it is idle."""
+    assert after_a_request(20 * HALF_LIFE_S) == pytest.approx(5.5)
+
+
+def test_request_that_came_before_it_was_forgiven_is_no_trial() -> None:
+    """As one that goes on from what the worker holds: it fades on, until something that is new has come."""
+    assert after_a_request(2 * HALF_LIFE_S) == pytest.approx(1.0 + 9.0 / 8.0)
+
+
+def test_trial_of_the_row_of_another_worker_is_forgotten_with_it() -> None:
+    fleet = column_fleet([SLOW, EQUAL])
+    old = aged(fleet, 20 * HALF_LIFE_S)
+    old.routed(0)
+    old.forget(0)
+    old.told(0, 7, now=0.0)
+    old.decisions += BUSY_TURNS
+    old.review(fleet.columns, 1e6)
+    assert linear(fleet) == pytest.approx(PREFILL_MS), "long ago"
+
+
 def test_where_few_requests_come_few_trials_are_made() -> None:
     """An hour's silence, and one request in it: what is slow is not tried for that."""
     fleet = column_fleet([SLOW, EQUAL, EQUAL, EQUAL])
