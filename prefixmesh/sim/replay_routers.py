@@ -59,7 +59,6 @@ class RuleRouter(ReplayRouter):
     def _view(self, job: Job) -> RivalView:
         workers, block_size = self._workers, self._block_size
         held = [worker.held(job.names) for worker in workers]
-        room = [worker.cache.total_blocks * block_size for worker in workers]
         return RivalView(
             block_tokens=block_size,
             prompt_tokens=job.request.input_length,
@@ -68,11 +67,9 @@ class RuleRouter(ReplayRouter):
             held_blocks=[one.total for one in held],
             in_flight=[worker.in_flight for worker in workers],
             queued=[worker.queued for worker in workers],
-            kv_use=[
-                min(1.0, worker.running_tokens / tokens) for worker, tokens in zip(workers, room, strict=True)
-            ],
+            kv_use=[worker.kv_use for worker in workers],
             prefill_blocks=[worker.waiting_tokens / block_size for worker in workers],
-            decode_blocks=[worker.decode_tokens / block_size for worker in workers],
+            active_blocks=[worker.active_tokens / block_size for worker in workers],
             turn=self._turn,
             chance=self._rng.random(),
         )

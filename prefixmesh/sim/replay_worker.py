@@ -69,7 +69,7 @@ class ReplayWorker:
         self._timer: Timer | None = None
         self._is_between_steps = False
         # Of all who wait.
-        self._queued_tokens = 0
+        self._queued_tokens = self._queued_prompt_tokens = 0
         self._queued_squares: float = 0
         self.work_ms = 0.0
         """Prefill, load-back and the decoding's own arithmetic, of all that was sent here."""
@@ -88,14 +88,22 @@ class ReplayWorker:
         return len(self._queue) + (0 if self.adapters is None else len(self.adapters))
 
     @property
-    def decode_tokens(self) -> float:
-        """Tokens of KV of those who decode, now."""
-        return self._batch.decode_tokens(self._part_made())
-
-    @property
     def running_tokens(self) -> float:
         """Tokens of KV of those who decode or prefill, now."""
         return self._batch.running_tokens(self._part_made())
+
+    @property
+    def active_tokens(self) -> float:
+        """The same of all who have not ended: whoever waits will have a whole prompt of it."""
+        return self._queued_prompt_tokens + self.running_tokens
+
+    @property
+    def kv_use(self) -> float:
+        """Share of the device that is in use, as its pool has it: what several share is there once. Where nothing takes room, as it would be."""
+        cache = self.cache
+        if self._at_once:
+            return min(1.0, self.running_tokens / (cache.total_blocks * self._block_size))
+        return cache.used_blocks / cache.total_blocks
 
     @property
     def waiting_tokens(self) -> float:
@@ -132,6 +140,7 @@ class ReplayWorker:
             held = self.held(job.names)
             job.uncached_tokens = request.input_length - self._tokens(held.total, request)
             self._coming.update(job.names)
+        self._queued_prompt_tokens += request.input_length
         self._queued_tokens += job.uncached_tokens
         self._queued_squares += squares(request.input_length, job.uncached_tokens)
         if self.adapters is not None and request.adapter:
@@ -202,6 +211,7 @@ class ReplayWorker:
         expected = job.uncached_tokens
         if not self._at_once and not self._take_room(job):
             return False
+        self._queued_prompt_tokens -= job.request.input_length
         self._queued_tokens -= expected
         self._queued_squares -= squares(job.request.input_length, expected)
         return True

@@ -16,6 +16,8 @@ from prefixmesh.sim.replay_cache import BlockCache, Change
 from prefixmesh.sim.replay_figures import Objective, Percentiles
 from prefixmesh.sim.replay_profiles import PROFILES, read_profile
 from prefixmesh.sim.replay_spec import CEILINGS, POLICIES, ReplaySpec
+from prefixmesh.sim.rivals.catalogue import RULES
+from prefixmesh.sim.rivals.view import RivalView
 from prefixmesh.sim.timing import TimingModel
 from prefixmesh.sim.workload import Workload, WorkloadRequest
 from prefixmesh.sim.workload_file import read_workload
@@ -219,6 +221,20 @@ def test_copies_tell_on_how_many_workers_a_block_is() -> None:
     spec = ReplaySpec(workers=3, device_tokens=1000, timing=DRAIN)
     assert replay(workload, spec, "round_robin").copies == 6 / 3
     assert replay(workload, spec, "longest_match").copies == 1.0
+
+
+def test_rule_is_shown_who_waits_as_active_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts of four blocks at one moment: the first is computed, the second waits, and the third sees both."""
+    seen: list[RivalView] = []
+
+    def look(view: RivalView) -> int:
+        seen.append(view)
+        return 0
+
+    monkeypatch.setitem(RULES, "round_robin", look)
+    replay(in_a_row([(1, 2, 3, 4), (5, 6, 7, 8), (9,)], every_ms=0), replace(SMALL, workers=1), "round_robin")
+    assert [view.active_blocks for view in seen] == [[0.0], [4.0], [8.0]]
+    assert [view.kv_use for view in seen] == [[0.0], [4 / 4000], [4 / 4000]]
 
 
 def test_progress_is_told_now_and_then() -> None:

@@ -190,6 +190,32 @@ def test_work_is_that_of_all_that_was_sent() -> None:
     assert scene.worker.prompt_tokens == 200
 
 
+def test_whoever_has_not_ended_is_active_and_what_several_share_is_in_use_once() -> None:
+    scene = Scene(blocks=40)
+    scene.ask(range(10), output=21)
+    scene.sim.run_for(0.018)
+    scene.ask(range(10), output=21)
+    scene.ask(range(20, 30), output=21)
+    worker = scene.worker
+    # One decodes its second token, two wait.
+    assert worker.queued == 2
+    assert worker.active_tokens == pytest.approx(300.5)
+    assert worker.kv_use == 12 / 40
+    scene.sim.run_for(0.02)
+    assert (worker.queued, worker.kv_use) == (0, (12 + 2 + 12) / 40)
+    scene.run()
+    assert worker.active_tokens == pytest.approx(0.0, abs=1e-6)
+    assert worker.kv_use == 0.0
+
+
+def test_where_nothing_takes_room_use_is_what_it_would_take() -> None:
+    scene = Scene(blocks=40, at_once=True)
+    scene.ask(range(10))
+    scene.sim.run_for(0.001)
+    assert scene.worker.kv_use == 10 / 40
+    scene.run()
+
+
 def test_short_prompts_share_a_step_as_far_as_a_chunk_goes() -> None:
     scene = Scene()
     jobs = [scene.ask([n, n + 1, n + 2, n + 3]) for n in (10, 20, 30)]

@@ -68,8 +68,8 @@ def test_matched_blocks_outweigh_as_many_that_wait() -> None:
     assert takers("block_cost", device_blocks=(8, 0, 0), prefill_blocks=(8.5, 0, 9)) == {1}
 
 
-def test_blocks_that_decode_count_as_those_that_wait() -> None:
-    assert takers("block_cost", device_blocks=(8, 0, 0), decode_blocks=(8.5, 0, 9)) == {1}
+def test_blocks_that_are_active_count_as_those_that_wait() -> None:
+    assert takers("block_cost", device_blocks=(8, 0, 0), active_blocks=(8.5, 0, 9)) == {1}
 
 
 def test_block_on_the_host_is_a_credit_of_three_quarters() -> None:

@@ -29,13 +29,15 @@ class RivalView(NamedTuple):
     """Those among them whose prefill has not begun."""
 
     kv_use: Sequence[float]
-    """Share of the device's KV room that running requests use, 0 to 1; what is cached and not in use is no use."""
+    """Share of the device's KV room that is in use, 0 to 1, each block once: by running requests, for all of their answers too, and by pins; what
+    is cached and not in use is no use."""
 
     prefill_blocks: Sequence[float]
     """Blocks of prompts that were sent there and are still to be computed."""
 
-    decode_blocks: Sequence[float]
-    """Blocks of KV of the requests that decode there."""
+    active_blocks: Sequence[float]
+    """Blocks of KV of the requests that were sent there and have not ended: of whole prompts from the beginning, and of answers as far as they
+    are."""
 
     turn: int
     """The request's number: decides between equals, so that they take turns."""
