@@ -221,7 +221,8 @@ class ReplayWorker:
         load_ms = job.host_tokens * self.timing.load_back_ms_per_token
         left = self._batch.begin(job, load_ms, room)
         self.work_ms += load_ms + self.timing.prefill_ms(job.uncached_tokens, job.cached_tokens)
-        self.work_ms += job.request.output_length * self.timing.decode_ms_per_sequence
+        # The first token of an answer comes with its prompt's last.
+        self.work_ms += max(0, job.request.output_length - 1) * self.timing.decode_ms_per_sequence
         self._listener.begun(job)
         return left
 
