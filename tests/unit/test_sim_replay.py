@@ -111,9 +111,19 @@ def test_goodput_counts_whoever_met_the_objective() -> None:
     figures = replay(workload, spec, "round_robin")
     assert figures.goodput_share == 2 / 3
     assert figures.goodput_per_s == pytest.approx(2 / figures.lasted_s)
-    chat = replay(chats(60), replace(SMALL, objective=Objective(token_ms=1.1)), "cost")
+    chat = replay(chats(60), replace(SMALL, objective=Objective(token_ms=1.07)), "cost")
     assert 0.0 < chat.goodput_share < 1.0
     assert replay(chats(60), SMALL, "cost").goodput_share == 1.0
+
+
+def test_who_takes_just_as_long_as_the_objective_has_met_it() -> None:
+    """Of times that differ in their last bits, as 1.012 s less 1 s does from 12 ms."""
+    workload = in_a_row([(1,), (2, 3), (4, 5)])
+    timing = TimingModel(step_ms=10.0, prefill_ms_per_token=0.1)
+    spec = ReplaySpec(workers=1, timing=timing, objective=Objective(ttft_ms=12.0))
+    assert replay(workload, spec, "round_robin").goodput_share == 1.0
+    late = replace(spec, objective=Objective(ttft_ms=11.999))
+    assert replay(workload, late, "round_robin").goodput_share == 1 / 3
 
 
 def test_closed_loop_keeps_so_many_conversations_under_way() -> None:
