@@ -11,7 +11,7 @@ from prefixmesh.router.policy import PICKS, PolicyConfig
 from prefixmesh.router_config import RoutingPolicy
 from prefixmesh.sim.kernel import Simulation
 from prefixmesh.sim.replay_arrivals import Arrivals
-from prefixmesh.sim.replay_cache import BlockCache, Change, unit_blocks
+from prefixmesh.sim.replay_cache import BlockCache, CacheKind, Change, unit_blocks
 from prefixmesh.sim.replay_cascade import SharedReads
 from prefixmesh.sim.replay_core import CoreRouter, SeveralRouters
 from prefixmesh.sim.replay_job import Job
@@ -46,8 +46,9 @@ class Fleet:
         # Larger blocks of routers are so many of the workload's where they are whole ones of those.
         whole = ROUTED_BLOCK_TOKENS % block_size == 0
         self._routed_every = ROUTED_BLOCK_TOKENS // block_size if whole else 1
-        self._unit = unit_blocks(spec.cache, block_size)
-        self._jobs: dict[int, Job] = {}
+        # Ceilings have trees, whatever workers keep.
+        self._cache_kind: CacheKind = "radix" if policy in CEILINGS else spec.cache
+        self._unit = unit_blocks(self._cache_kind, block_size)
         self.log = ReplayLog()
         self.workers = self._make_workers(policy)
         self.router = self._make_router(policy)
@@ -170,7 +171,7 @@ class Fleet:
         return BlockCache(
             workers * spec.device_tokens // size,
             workers * spec.host_tokens // size,
-            kind=spec.cache,
+            kind=self._cache_kind,
             unit=self._unit,
             told_every=self._routed_every,
         )

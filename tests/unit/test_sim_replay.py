@@ -177,6 +177,17 @@ def test_pooled_cache_has_the_room_of_all_and_an_infinite_one_all_there_is() -> 
     assert replay(in_a_row(prompts[:4] + prompts[:1]), spec, "one_pooled_cache").cached_share == 1 / 5
 
 
+@pytest.mark.parametrize("ceiling", CEILINGS)
+def test_ceiling_is_the_same_whatever_workers_keep(ceiling: str) -> None:
+    """Of blocks of 4 tokens, so that a table of 16 would share less."""
+    workload = make_workload("chat", Random(0).random, requests=60, block_size=4)
+    radix, table, off = (
+        replay(workload, replace(SMALL, cache=cache), ceiling) for cache in ("radix", "hash", "off")
+    )
+    assert radix == table == off
+    assert radix.cached_share > 0.1
+
+
 def test_no_policy_passes_the_ceiling() -> None:
     tried = ("cost", "match_gate", "random", *CEILINGS)
     shares = {policy: replay(chats(150), SMALL, policy).cached_share for policy in tried}
