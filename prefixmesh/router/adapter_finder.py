@@ -29,6 +29,10 @@ class FleetNames(Protocol):
         """Whether workers are to have it, as far as can be told."""
         ...
 
+    def digest_of(self, name: str) -> str:
+        """The content that they are to have under it; empty where that is not known."""
+        ...
+
 
 class AdapterFinder:
     """Finds adapters for one event loop. Call ``close`` when it is not used any more."""
@@ -49,6 +53,11 @@ class AdapterFinder:
         self._pause: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def known(self, name: str) -> str | None:
+        """The content that an adapter's name means as far as workers have told; None when nobody that is ready has it. O(workers)."""
+        wished = "" if self._names is None else self._names.digest_of(name)
+        return self._registry.adapter_digest(name, wished)
+
     async def find(self, name: str) -> str:
         """Content digest of the adapter called ``name``; empty for the base model, whose name is empty.
 
@@ -59,9 +68,10 @@ class AdapterFinder:
             return ""
         if self._names is not None and self._names.is_removed(name):
             raise unknown_adapter(name)
-        if self._registry.adapter_digest(name) is None:
+        digest = self.known(name)
+        if digest is None:
             await self.ask()
-        digest = self._registry.adapter_digest(name)
+            digest = self.known(name)
         if digest is None:
             raise self._not_found(name)
         return digest

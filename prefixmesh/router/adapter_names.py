@@ -27,15 +27,17 @@ def take_note(known: Mapping[str, Told], told: Mapping[str, str], number: int) -
     return noted
 
 
-def choose_content(told: Iterable[Told]) -> str | None:
-    """The digest that most workers have; of equally many, the one that was told of last; None when nobody has any. O(workers).
+def choose_content(told: Iterable[Told], wished: str = "") -> str | None:
+    """The digest that most workers have; of equally many the one that is wished for the fleet, else the one that was told of last; None when
+    nobody has any. O(workers).
 
     A fleet of two that is loaded anew changes over with its first worker, a larger one with its majority: nobody is sent to the one
-    worker that has the new content while all the others still have the old.
+    worker that has the new content while all the others still have the old. What is wished is the newer of the two then; a worker that has found
+    something else in its folder is newer still, and is not what anybody wants.
     """
     holders: dict[str, int] = {}
     began: dict[str, int] = {}
     for digest, since in told:
         holders[digest] = holders.get(digest, 0) + 1
         began[digest] = min(since, began.get(digest, since))
-    return max(holders, key=lambda digest: (holders[digest], began[digest]), default=None)
+    return max(holders, key=lambda digest: (holders[digest], digest == wished, began[digest]), default=None)

@@ -193,9 +193,12 @@ class WorkerRegistry:
         """The error of a request that found no worker ready; says why of each, up to a few."""
         return UnavailableError(f"no worker is ready: {_problems_of(self) or 'none is known'}")
 
-    def adapter_digest(self, name: str) -> str | None:
-        """The content that an adapter's name means now, as far as ready workers have told; None when none has it. O(workers)."""
-        return choose_content(entry.adapters[name] for entry in self.ready if name in entry.adapters)
+    def adapter_digest(self, name: str, wished: str = "") -> str | None:
+        """The content that an adapter's name means now, as far as ready workers have told, ``wished`` being what it is to mean; None when none
+        has it. O(workers)."""
+        return choose_content(
+            (entry.adapters[name] for entry in self.ready if name in entry.adapters), wished
+        )
 
     def adapter_names(self) -> list[str]:
         """Names of the adapters that ready workers have, sorted. O(workers * adapters)."""

@@ -255,6 +255,7 @@ async def test_worker_with_other_weights_in_the_folder_is_told_of() -> None:
         await eventually(one_refused, WAIT_S)
         told = (await listed(router))["clerk"]
         assert any("holds other weights" in one.problem for one in told.workers)
+        assert await generate(router) == told.digest, "as it is told"
 
 
 @pytest.mark.usefixtures("_quick")

@@ -41,6 +41,13 @@ def test_of_two_equally_spread_contents_the_newer_is_meant() -> None:
     assert choose_content([Told("old", 1), Told("new", 9)]) == "new"
 
 
+def test_of_two_equally_spread_contents_what_the_fleet_is_to_have_is_meant() -> None:
+    """The other worker's folder holds something else, which it has loaded last; most of a fleet are heard all the same."""
+    assert choose_content([Told("wished", 1), Told("its own", 9)], "wished") == "wished"
+    assert choose_content([Told("its own", 9), Told("wished", 1)], "wished") == "wished"
+    assert choose_content([Told("wished", 9), Told("old", 1), Told("old", 2)], "wished") == "old"
+
+
 def test_a_content_is_as_old_as_the_first_answer_that_told_of_it() -> None:
     """Workers tell the same every second; only a change is news."""
     first = take_note({}, {"x": "a", "y": "b"}, 1)

@@ -55,6 +55,13 @@ class AdapterRoster:
         record = self._records.get(name)
         return not self.is_read or name in self._unread or (record is not None and not record.is_removed)
 
+    def digest_of(self, name: str) -> str:
+        """The content that workers are to have under it, be it the version before while its newest is sought; empty where none is known. O(1)."""
+        record = self._records.get(name)
+        if record is None or record.is_removed:
+            return ""
+        return record.digest or (record.kept.digest if record.kept is not None else "")
+
     def start(self, on_change: Callable[[], None]) -> None:
         """Follow the store from now on, and call ``on_change`` whenever a record is another. Nobody waits for it."""
         self._on_change = on_change

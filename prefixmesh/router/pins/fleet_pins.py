@@ -38,7 +38,7 @@ class FleetPins:
         """``public`` is told of the public pins; ``heat`` has wishes of its own, which are served like pins."""
         prompts = PinPrompts(model, namespace_key=namespace_key, isolation=isolation, block_size=block_size)
         clock = self.clock = StoreClock(store)
-        self.roster = PinRoster(store, prompts, core.registry.adapter_digest, self._wake)
+        self.roster = PinRoster(store, prompts, adapters.known, self._wake)
         self.keeper = PinKeeper(
             core=core,
             pool=pool,
