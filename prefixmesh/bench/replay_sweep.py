@@ -1,9 +1,11 @@
 """The same replay with other sizes: what more room, or more workers, would change."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from prefixmesh.errors import ConfigError
 from prefixmesh.sim.replay import replay
 from prefixmesh.sim.replay_figures import ReplayFigures
 from prefixmesh.sim.replay_spec import MAX_WORKERS, ReplaySpec
@@ -34,8 +36,8 @@ def sweep(
     progress: Callable[[str], None] | None = None,
 ) -> Sweep:
     """Every run again with its workers' room, and then their number, times ``FACTORS``; ``found`` has those at 1. ``progress`` is told of each
-    before it begins. Sizes in which a request would have no room are left out, and so are fleets beyond ``MAX_WORKERS``."""
-    largest = max(one.input_length + one.output_length for one in workload.requests) + workload.block_size
+    before it begins. Sizes that a replay refuses are left out: where a request would have no room, beside what is pinned too, or would wait for
+    more than a week. So are fleets beyond ``MAX_WORKERS``."""
 
     def figures(label: str, policy: str, specs: Mapping[int, ReplaySpec]) -> dict[int, ReplayFigures]:
         of = {}
@@ -45,12 +47,13 @@ def sweep(
                 continue
             if progress is not None:
                 progress(f"{label}, {spec.workers:,} workers of {spec.device_tokens:,} tokens")
-            of[size] = replay(workload, spec, policy)
+            with suppress(ConfigError):
+                of[size] = replay(workload, spec, policy)
         return of
 
     rooms, fleets = {}, {}
     for label, (policy, spec) in runs.items():
-        tokens = [size for one in FACTORS if (size := round(one * spec.device_tokens)) >= largest]
+        tokens = [size for one in FACTORS if (size := round(one * spec.device_tokens))]
         rooms[label] = figures(label, policy, {one: replace(spec, device_tokens=one) for one in tokens})
         sizes = {max(1, round(one * spec.workers)) for one in FACTORS}
         workers = [size for size in sorted(sizes) if size <= MAX_WORKERS]

@@ -141,7 +141,22 @@ def test_sweep_replays_with_other_sizes_and_leaves_out_what_has_no_room() -> Non
     shares = [one.cached_share for one in sizes.by_device_tokens["rr"].values()]
     assert shares == sorted(shares)
     assert shares[0] < shares[-1]
-    assert len(told) == 6
+    assert len(told) == 7  # one of which was refused
+
+
+def test_sweep_leaves_out_what_has_no_room_beside_pins_or_in_whole_blocks_of_a_table() -> None:
+    """A report is not lost for a size that a replay refuses: here the quarter, which has room for the request alone."""
+    pinned = WorkloadRequest(
+        arrival_ms=0, input_length=41, output_length=1, block_ids=tuple(range(41)), pin_tokens=4
+    )
+    workload = Workload(name="pinned", block_size=1, requests=[pinned])
+    for spec in (
+        replace(SPEC, device_tokens=4 * 44, pins=True),
+        replace(SPEC, device_tokens=4 * 44, cache="hash"),
+    ):
+        base = replay(workload, spec, "round_robin")
+        sizes = sweep(workload, {"rr": Run("round_robin", spec)}, {"rr": base})
+        assert list(sizes.by_device_tokens["rr"]) == [88, 176, 352, 704]
 
 
 def test_plots_are_those_of_every_run() -> None:
