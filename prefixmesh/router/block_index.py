@@ -209,6 +209,8 @@ class BlockIndex:
     def touch(self, fingerprints: Sequence[Fingerprint]) -> None:
         """A prompt has asked for these blocks, which must not change any more: they stay longer. O(1); the next sweep that is over the bound
         puts together what was asked for."""
+        if not fingerprints:
+            return  # shorter than a block: it counts for nothing, and would never be forgotten
         if self._asked_blocks > MAX_TOUCHED:
             self._touched, self._asked, self._asked_blocks = {}, [], 0
         self._asked.append(fingerprints)

@@ -41,6 +41,14 @@ def test_what_is_remembered_to_have_been_asked_for_is_bounded(monkeypatch: pytes
     assert index.held(slot, Tier.DEVICE) == set(names(30, 2) + names(52, 48) + names(200, 50))
 
 
+def test_prompts_shorter_than_a_block_leave_nothing() -> None:
+    """They have no names, so that no number of names would ever bound them."""
+    index = BlockIndex(max_blocks=100)
+    for _ in range(3):
+        index.touch([])
+    assert not index._asked
+
+
 def test_a_full_index_that_looks_at_few_blocks_at_a_time_keeps_the_order_too() -> None:
     index = BlockIndex(max_blocks=2000)
     slot = index.open_slot()
