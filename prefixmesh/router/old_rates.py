@@ -33,7 +33,11 @@ holds, and what is new is to come to it yet."""
 COMPARED_TOKENS: Final = 2048.0
 """Speeds are compared by the prefill of a prompt of this length: one number of a curve's two."""
 
+LEAST_MS: Final = 1e-9
+"""No prompt takes less: who tells of less is compared as if it took so long. A quotient of what nothing ever took would be beyond all numbers."""
+
 _NOTHING: Final = np.array(0.0)
+_LEAST_MS: Final = np.array(LEAST_MS)
 
 
 class OldRates:
@@ -98,7 +102,10 @@ class OldRates:
 
 def _excess(prefill_ms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """By what share each takes longer than those that are quicker do on the average; 0 of the quickest, and where nothing was measured."""
-    order = prefill_ms.argsort()
+    measured_ms = np.where(prefill_ms > _NOTHING, np.maximum(prefill_ms, _LEAST_MS), _NOTHING)
+    order = measured_ms.argsort()
     quicker_ms = np.zeros_like(prefill_ms)
-    quicker_ms[order[1:]] = prefill_ms[order].cumsum()[:-1] / np.arange(1, len(order))
-    return np.divide(prefill_ms, quicker_ms, out=np.ones_like(prefill_ms), where=quicker_ms > _NOTHING) - 1.0
+    quicker_ms[order[1:]] = measured_ms[order].cumsum()[:-1] / np.arange(1, len(order))
+    return (
+        np.divide(measured_ms, quicker_ms, out=np.ones_like(measured_ms), where=quicker_ms > _NOTHING) - 1.0
+    )

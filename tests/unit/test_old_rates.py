@@ -1,8 +1,16 @@
 """What a worker measured long ago: whose excess fades, how fast, and that a trial costs one request."""
 
+import numpy as np
 import pytest
 
-from prefixmesh.router.old_rates import HALF_LIFE_S, HALF_LIFE_TURNS, LEAST_EXCESS, OldRates
+from prefixmesh.router.old_rates import (
+    COMPARED_TOKENS,
+    HALF_LIFE_S,
+    HALF_LIFE_TURNS,
+    LEAST_EXCESS,
+    LEAST_MS,
+    OldRates,
+)
 from tests.support.column_fleet import PREFILL_MS, ColumnFleet, Worker, column_fleet
 
 SLOW = Worker(linear=10 * PREFILL_MS)
@@ -151,3 +159,13 @@ def test_bend_and_decode_step_fade_with_the_straight_part() -> None:
     aged(fleet, 20 * HALF_LIFE_S)
     rates = fleet.columns.rates
     assert [float(rates.quadratic[0]), float(rates.decode_step[0])] == pytest.approx([1e-4, 30.0], rel=0.01)
+
+
+@pytest.mark.parametrize("told", [5e-324, 1e-300, LEAST_MS / COMPARED_TOKENS])
+def test_rate_that_nothing_ever_had_leaves_the_others_numbers(told: float) -> None:
+    """One lies that it takes next to nothing; the excess of the others, and what is left of it, are numbers all the same."""
+    fleet = column_fleet([Worker(linear=told), Worker(linear=1e9, quadratic=1e9), SLOW])
+    for seconds in (HALF_LIFE_S, 1e9):
+        aged(fleet, seconds)
+        assert np.isfinite(fleet.columns.rates.linear).all()
+        assert linear(fleet, 2) > 0.0
