@@ -105,6 +105,18 @@ def test_an_eighth_changes_at_a_time_a_second_apart() -> None:
     assert len(controller.step(1.6, wishes, list(workers.values()))) == 2
 
 
+def test_load_of_a_version_that_is_wished_no_more_counts_as_a_change() -> None:
+    """It was to pin what the worker had; by now the folder may hold something else, and no second worker changes beside it."""
+    before = record(digest="old", pinned=True)
+    controller, workers = AdapterController(), [worker(f"w{i}", clerk="old") for i in range(2)]
+    pinning = controller.step(0.0, wished(before), workers[:1])
+    assert loads(pinning) == [("w0", "clerk")]
+    newer = put_again(put_again(before, before.spec)._replace(digest="new"), before.spec)
+    assert controller.step(0.5, wished(newer), workers) == []
+    controller.ended(pinning[0], Ended(digest="new"), 1.0)
+    assert loads(controller.step(1.0 + CONFIG.settle_s, wished(newer), workers)) == [("w1", "clerk")]
+
+
 def test_what_failed_is_tried_again_soon_and_what_was_refused_slowly() -> None:
     """With pauses that double; put again, everything begins anew."""
     controller, before = AdapterController(), record(digest="d1")
@@ -154,6 +166,17 @@ def test_worker_that_only_says_so_is_not_asked_without_end() -> None:
     assert len(controller.step(BELIEVED_S + 1.0, wishes, workers)) == 1
 
 
+def test_worker_that_does_not_say_what_it_has_loaded_has_failed() -> None:
+    """Nothing is found out by it, and it is not asked again at once."""
+    sought = put_again(record(digest="d1"), pb.AdapterSpec(name="clerk", path="b"))
+    controller, wishes, workers = AdapterController(), wished(sought), [worker("w0", clerk="d1")]
+    (order,) = controller.step(0.0, wishes, workers)
+    controller.ended(order, Ended(), 0.0)
+    assert controller.found() == []
+    assert controller.step(0.9, wishes, workers) == []
+    assert controller.standing(workers[0], "clerk").state == "failed"
+
+
 def test_version_before_is_for_those_alone_that_have_nothing_under_the_name() -> None:
     """While another is sought: whoever has the new one already, found by a router that has gone since, keeps it."""
     sought = put_again(record(digest="d1"), pb.AdapterSpec(name="clerk", path="b"))
@@ -187,6 +210,22 @@ def test_removed_name_leaves_whoever_can_be_reached_and_nothing_else() -> None:
     workers = [worker("w0", own="d9"), worker("w1", clerk="d1"), worker("w2", ready=False)]
     (late,) = controller.step(2.0, wishes, workers)
     assert late.endpoint == "w1"
+
+
+def test_name_that_a_worker_tells_no_more_is_forgotten_while_requests_by_it_run() -> None:
+    """Its answer comes when these have ended; the next worker does not wait for that."""
+    controller = AdapterController(AdapterControllerConfig(max_unloads=1))
+    wishes, workers = wished(removed(record(digest="d1"), 5)), [worker(f"w{i}", clerk="d1") for i in range(2)]
+    (first,) = controller.step(0.0, wishes, workers)
+    assert controller.step(1.0, wishes, [workers[0]._replace(is_reachable=False), workers[1]]) == []
+    workers[0] = worker("w0")
+    (second,) = controller.step(2.0, wishes, workers)
+    assert (first.endpoint, second.endpoint) == ("w0", "w1")
+    controller.ended(first, Ended("it took too long"), 3.0)
+    workers[0] = worker("w0", clerk="d1")
+    controller.ended(second, Ended(), 3.0)
+    (again,) = controller.step(3.0, wishes, workers)
+    assert again.endpoint == "w0", "and what becomes of the first answer does not count"
 
 
 def test_orders_of_a_life_that_is_over_are_forgotten() -> None:

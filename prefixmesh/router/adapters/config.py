@@ -11,7 +11,8 @@ class AdapterControllerConfig:
     """Loads under way in the whole fleet. Each reads an adapter's every byte, from a storage that workers mostly share."""
 
     max_unloads: int = 64
-    """Names being forgotten in the whole fleet. Cheap, but a worker answers only when the requests by that name have ended."""
+    """Names being forgotten in the whole fleet, as far as workers still tell them. Cheap; a worker answers only when the requests by that name
+    have ended, and others do not wait for that."""
 
     roll_share: float = 0.125
     """Share of the ready workers that change from one content to another at a time; of few workers one. The others serve the name as before."""

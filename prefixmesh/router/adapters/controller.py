@@ -25,6 +25,7 @@ failed, and is asked again ever more seldom: else one that lies were asked witho
 SEEKING_SHARE: Final = 0.5
 """Of the loads, for names of which it is to be found out what they are: where many are put that no worker can load, what is known goes on."""
 
+_SAYS_NOTHING: Final = "it does not say what it has loaded"
 _IN_VAIN: Final = "it says that it has done so, and does not tell of it"
 
 
@@ -61,6 +62,7 @@ class AdapterController:
         ordered then. O(workers), and ``look`` at those that have changed since that was done."""
         lives = {seen.endpoint: seen.incarnation for seen in workers}
         self._under_way.forget_the_dead(lives, now)
+        self._under_way.end_seen(workers)
         self._troubles.prune(lives, now)
         if records is None:
             return []
@@ -80,6 +82,10 @@ class AdapterController:
             record = records.get(unload.name)
             if record is None or record.generation != unload.generation or not record.is_removed:
                 self._under_way.end(unload)  # wished again: nothing waits for the last request by the old one
+        for load in self._under_way.loads.values():
+            record = records.get(load.name)
+            if record is not None and not record.has_version(load.generation):
+                self._under_way.begin_change(load)  # its folder may hold what nobody wishes any more
 
     def ended(self, order: Order, ended: Ended, now: float) -> None:
         """An order has ended; of one that is not under way any more, nothing is believed. O(1), or O(names) where something was found."""
@@ -135,6 +141,8 @@ class AdapterController:
         if ended.problem or wish is None or wish.is_removed:
             return ended
         if wish.is_sought and load.generation == wish.record.generation:
+            if not ended.digest:
+                return Ended(_SAYS_NOTHING)
             self._wishes.find(wish.record, ended.digest)
             return ended
         version = wish.version

@@ -5,14 +5,14 @@ back. After that nothing says any more that the name ever was the store's, and w
 so fields that a later version has added stay in it when it is written again. A record of a later format is not read, and never written over.
 """
 
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from google.protobuf.message import DecodeError
 
 from prefixmesh.adapter_names import is_adapter_name
 from prefixmesh.proto.v1 import router_pb2 as pb
-from prefixmesh.router.pins.records import NewerRecordError
+from prefixmesh.router.pins.records import NewerRecordError, StoredCount
 
 ADAPTERS: Final = "adapters/"
 """Keys are this and the name."""
@@ -69,6 +69,10 @@ class AdapterRecord(NamedTuple):
         """Whether workers are to forget it."""
         return self.removed_unix_ms > 0
 
+    def has_version(self, generation: int) -> bool:
+        """Whether that is the newest, or the one that is kept."""
+        return generation == self.generation or (self.kept is not None and generation == self.kept.generation)
+
     def is_over(self, unix_ms: int) -> bool:
         """Whether its removal needs to be remembered no more at this time of the store's clock."""
         return self.is_removed and unix_ms - self.removed_unix_ms >= REMOVED_FOR_MS
@@ -76,14 +80,14 @@ class AdapterRecord(NamedTuple):
 
 class _Stored(msgspec.Struct, frozen=True):
     format: int
-    generation: int
+    generation: Annotated[StoredCount, msgspec.Meta(ge=1)]
     digest: str
-    removed_unix_ms: int
+    removed_unix_ms: StoredCount
     spec: bytes
     """A serialised ``AdapterSpec``."""
 
     kept_spec: bytes = b""
-    kept_generation: int = 0
+    kept_generation: StoredCount = 0
     """0: nothing is kept."""
 
     kept_digest: str = ""

@@ -2,11 +2,11 @@
 another. Pure: time is passed in."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from prefixmesh.errors import InvariantError
 from prefixmesh.ids import Incarnation
-from prefixmesh.router.adapters.orders import Load, Order, Unload
+from prefixmesh.router.adapters.orders import Load, Order, Unload, WorkerSeen
 from prefixmesh.router.endpoint import Endpoint
 
 
@@ -48,7 +48,11 @@ class UnderWay:
         self.loads[load.endpoint] = load
         self._last_load[load.endpoint] = load.number
         if is_change:
-            self._changing.setdefault(load.name, {})[load.endpoint] = math.inf
+            self.begin_change(load)
+
+    def begin_change(self, load: Load) -> None:
+        """Its worker counts as changing until the load has ended, and a while longer."""
+        self._changing.setdefault(load.name, {})[load.endpoint] = math.inf
 
     def begin_unload(self, unload: Unload) -> None:
         """It is ordered."""
@@ -91,6 +95,15 @@ class UnderWay:
                 del self._changing[name]
         for gone in self._last_load.keys() - lives.keys() if len(self._last_load) > len(lives) else ():
             del self._last_load[gone]
+
+    def end_seen(self, workers: Iterable[WorkerSeen]) -> None:
+        """What workers have forgotten by now, be it that requests still run by it and the answer is yet to come. O(1) while nothing is being
+        forgotten, else O(workers)."""
+        if not self.unloads:
+            return
+        adapters = {seen.endpoint: seen.adapters for seen in workers}
+        for unload in [one for one in self.unloads.values() if one.name not in adapters[one.endpoint]]:
+            self.end(unload)
 
     def check_invariants(self, max_loads: int, max_unloads: int) -> None:
         """Raises InvariantError unless bounds are kept and every change that has not ended is a load's. O(orders)."""
