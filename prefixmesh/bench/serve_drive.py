@@ -52,6 +52,10 @@ class ServeSpec:
                 raise ConfigError(f"{name} must be a number above {least:g}, got {getattr(self, name)}")
         if self.concurrency < 0:
             raise ConfigError(f"concurrency must be 0 or more, got {self.concurrency}")
+        if self.concurrency and self.speed != 1.0:
+            raise ConfigError(
+                "speed cannot be with concurrency, where no request comes by the workload's times"
+            )
 
 
 class LoopClock:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from prefixmesh.cli.replay_faults import FaultCommand, print_script, run_faults
+from prefixmesh.cli.replay_flags import refuse_unheard
 from prefixmesh.cli.replay_table import Title, as_object, as_page, print_figures
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ def replay(
     from prefixmesh.sim.replay_profiles import read_profile
     from prefixmesh.sim.replay_spec import POLICIES, ReplaySpec
 
+    refuse_unheard(click.get_current_context())
     made = {"requests": requests, "block_size": block_size}
     if faults is not None:
         asked = FaultCommand(

@@ -108,6 +108,8 @@ class ReplaySpec:
             raise ConfigError("pins cannot be with at_once, where caches lock nothing")
         if not 0.0 < self.speed < math.inf:
             raise ConfigError(f"speed must be a number above 0, got {self.speed}")
+        if self.concurrency and self.speed != 1.0:
+            raise ConfigError("speed cannot be with concurrency, where no request comes by the trace's times")
         if not 0.0 <= self.spill_weight < math.inf:
             raise ConfigError(f"spill_weight must be a number from 0 on, got {self.spill_weight}")
         for name, milliseconds in self.objective._asdict().items():

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from prefixmesh.bench.serve_drive import ServeSpec
 from prefixmesh.bench.serve_figures import Served, figures_of
 from prefixmesh.bench.serve_prompts import FIRST_ID, PromptMaker, first_of, shortened
 from prefixmesh.cli.bench_serve_table import print_figures
@@ -152,3 +153,10 @@ def test_what_was_not_answered_is_told_by_a_dash_and_not_as_nothing_waited(
     )
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("cost"))
     assert row.split() == ["cost", "1", "1", "0.00%", "–", "–", "–", "–", "–", "0.0", "1.00", "0.0%"]
+
+
+def test_a_pace_that_nobody_would_go_by_is_refused() -> None:
+    ServeSpec(address=None, speed=2.0)
+    ServeSpec(address=None, concurrency=2)
+    with pytest.raises(ConfigError, match="speed cannot be with concurrency"):
+        ServeSpec(address=None, speed=2.0, concurrency=2)

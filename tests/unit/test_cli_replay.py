@@ -230,6 +230,12 @@ def test_file_is_told_from_the_trace_by_size_and_checksum(tmp_path: Path) -> Non
         (("replay", SAMPLE, "--speed", "1e-300"), "a replay lasts at most 604,800 s"),
         (("replay", SAMPLE, "--cache", "tree"), "cache must be one of radix, hash, off, got 'tree'"),
         (("replay", SAMPLE, "--slo-ttft-ms", "0"), "ttft_ms must be milliseconds above 0"),
+        (("replay", SAMPLE, "--concurrency", "2", "--speed", "3"), "speed cannot be with concurrency"),
+        (
+            ("replay", SAMPLE, "--faults", "mixed", "--workers", "8", "--cascade"),
+            "--workers, --cascade: with --faults the seed says what the fleet is",
+        ),
+        (("replay", SAMPLE, "--sweep"), "--sweep: of --report, which is not asked for"),
         (("replay", SAMPLE, "--faults", "mixed", "--seeds", "0"), "seeds must be from 1 to 1000000, got 0"),
         (("replay", SAMPLE, "--requests", "5"), "a file has the requests and blocks that it has"),
         (("replay", "chat", "--requests", "4000001"), "requests must be from 1 to 4000000, got 4000001"),
