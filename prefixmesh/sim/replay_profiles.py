@@ -8,6 +8,7 @@ with the fields of ``TimingModel``.
 """
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
@@ -85,8 +86,21 @@ PROFILES: Final[Mapping[str, Profile]] = {
 }
 
 
+_FORM: Final = '{"source": "where it is from", "timing": {"step_ms": 9.6, "prefill_ms_per_token": 0.03, …}}'
+_TIMES: Final = tuple(field.name for field in fields(TimingModel))
+
+
+class _AsWritten(msgspec.Struct, frozen=True):
+    """Of a file, what a decoder of ``Profile`` passes over."""
+
+    timing: dict[str, float]
+
+
 def read_profile(name_or_path: str) -> Profile:
-    """A profile by its name, or of a file. Raises ConfigError for what is neither, and for a file that is none."""
+    """A profile by its name, or of a file. Raises ConfigError for what is neither, and for a file that is none.
+
+    A time that is misspelt is refused: it would be 0.
+    """
     profile = PROFILES.get(name_or_path)
     if profile is not None:
         return profile
@@ -94,6 +108,16 @@ def read_profile(name_or_path: str) -> Profile:
     if not path.is_file():
         raise ConfigError(f"profile: {name_or_path!r} is neither a file nor one of {', '.join(PROFILES)}")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Profile)
-    except (OSError, msgspec.DecodeError, RecursionError, ConfigError) as error:
+        return _parse(path.read_bytes())
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"profile {path}: {error}; one is {_FORM}") from error
+    except (OSError, ConfigError) as error:
         raise ConfigError(f"profile {path}: {error}") from error
+
+
+def _parse(written: bytes) -> Profile:
+    profile = msgspec.json.decode(written, type=Profile)
+    for name in msgspec.json.decode(written, type=_AsWritten).timing:
+        if name not in _TIMES:
+            raise ConfigError(f"timing has no {name!r}; there are: {', '.join(_TIMES)}")
+    return profile

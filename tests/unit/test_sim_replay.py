@@ -311,6 +311,18 @@ def test_profile_of_a_file_is_read_and_others_are_refused(tmp_path: Path) -> Non
             read_profile(str(path))
 
 
+def test_profile_with_a_time_that_is_misspelt_is_refused_and_its_form_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(
+        '{"source": "x", "timing": {"step_ms": 2, "prefill_ms_per_token": 1, "decode_ms": 3}, "measured": {}}'
+    )
+    with pytest.raises(ConfigError, match="timing has no 'decode_ms'; there are: step_ms, prefill_ms_per_"):
+        read_profile(str(path))
+    path.write_text('{"step_ms": 2, "prefill_ms_per_token": 1}')
+    with pytest.raises(ConfigError, match=r'`source`; one is \{"source": .*"timing": \{"step_ms": '):
+        read_profile(str(path))
+
+
 def test_percentiles_of_nothing_are_nothing() -> None:
     assert not Percentiles.of([]).is_known
     assert Percentiles.of([]).as_json() == {"p50": None, "p90": None, "p99": None}
