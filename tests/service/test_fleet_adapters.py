@@ -424,6 +424,24 @@ async def test_wish_of_a_later_version_is_neither_read_nor_written_over(store: C
         await eventually(may_be_sent_again, WAIT_S)
 
 
+async def test_records_that_cannot_be_cost_the_others_nothing(store: CommonStore) -> None:
+    """Numbers beyond the wire's, and another's record in a name's place: all lists are answered, and who puts the name anew has it."""
+    async with fleet(1) as router:
+        await put(router)
+        spec = pb.AdapterSpec(name="poet", path="a").SerializeToString()
+        stored = {"format": FORMAT, "generation": 1 << 63, "digest": "", "removed_unix_ms": 0, "spec": spec}
+        await store.put(f"{ADAPTERS}poet", msgspec.json.encode(stored))
+        clerk = await store.get(f"{ADAPTERS}clerk")
+        assert clerk is not None
+        await store.put(f"{ADAPTERS}other", clerk.value)
+        await until_held(router, 1)
+        assert set(await listed(router)) == {"clerk"}
+        for name in ("poet", "other"):
+            assert not await remove(router, name)
+            assert (await put(router, name)).generation == 1
+            await until_held(router, 1, name)
+
+
 @pytest.mark.usefixtures("store")
 async def test_wishes_put_at_the_same_time_are_generations_of_their_own() -> None:
     """No two contents have one number, and none of the wishes is lost unsaid."""

@@ -56,6 +56,27 @@ def test_what_is_no_record_is_told_so(value: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    "numbers",
+    [
+        {"generation": 0},
+        {"generation": 1 << 63},
+        {"generation": 1 << 70},
+        {"removed_unix_ms": -1},
+        {"removed_unix_ms": 1 << 80},
+        {"kept_generation": -1},
+        {"kept_generation": 1 << 63},
+    ],
+    ids=str,
+)
+def test_record_of_numbers_that_cannot_be_is_none(numbers: dict[str, int]) -> None:
+    """The wire could not tell them, and the answer about all adapters would fail with this one."""
+    stored = {"format": FORMAT, "generation": 1, "digest": "", "removed_unix_ms": 0, "spec": ""}
+    assert decode(msgspec.json.encode(stored)).generation == 1
+    with pytest.raises(ValueError, match=f"it is no adapter.*{min(numbers)}"):
+        decode(msgspec.json.encode(stored | numbers))
+
+
+@pytest.mark.parametrize(
     "key", ["adapters/", "adapters/a/b", "adapters/-a", "adapters/" + "a" * 129, "clerk"]
 )
 def test_other_keys_name_none(key: str) -> None:

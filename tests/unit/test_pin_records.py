@@ -63,6 +63,19 @@ def test_what_is_no_record_is_told_so(value: bytes) -> None:
         decode(value)
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [{"generation": 0}, {"generation": 1 << 63}, {"expires_unix_ms": -1}, {"expires_unix_ms": 1 << 80}],
+    ids=str,
+)
+def test_record_of_numbers_that_cannot_be_is_none(numbers: dict[str, int]) -> None:
+    """The wire could not tell them, and the answer about all pins would fail with this one."""
+    stored = {"format": FORMAT, "generation": 1, "expires_unix_ms": 0, "spec": ""}
+    assert decode(msgspec.json.encode(stored)).generation == 1
+    with pytest.raises(ValueError, match=f"it is no pin.*{min(numbers)}"):
+        decode(msgspec.json.encode(stored | numbers))
+
+
 @pytest.mark.parametrize("owner", ["acme", "a/b", "ünïcode?", "%41", "@", "a b", "x" * 128, "/" * 128])
 def test_key_names_one_pin(owner: str) -> None:
     """Whatever signs a tenant's name has, and however long it is."""

@@ -184,13 +184,14 @@ def _check_name(field: str, name: str) -> None:
 
 
 def _read(entry: Entry) -> AdapterRecord | None:
-    """The adapter that is there; None for what is none."""
+    """The adapter that is there; None for what is none, or another's that lies in its place."""
     try:
-        return decode(entry.value)
+        record = decode(entry.value)
     except NewerRecordError as error:
         raise UnsupportedError(f"an adapter of this name was put by a later version: {error}") from error
     except ValueError:
         return None
+    return record if record.key == entry.key else None
 
 
 def _contended(name: str) -> UnavailableError:

@@ -5,14 +5,14 @@ back. After that nothing says any more that the name ever was the store's, and w
 so fields that a later version has added stay in it when it is written again. A record of a later format is not read, and never written over.
 """
 
-from typing import Annotated, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from google.protobuf.message import DecodeError
 
 from prefixmesh.adapter_names import is_adapter_name
 from prefixmesh.proto.v1 import router_pb2 as pb
-from prefixmesh.router.pins.records import NewerRecordError, StoredCount
+from prefixmesh.router.pins.records import NewerRecordError, StoredGeneration, StoredNumber
 
 ADAPTERS: Final = "adapters/"
 """Keys are this and the name."""
@@ -80,14 +80,14 @@ class AdapterRecord(NamedTuple):
 
 class _Stored(msgspec.Struct, frozen=True):
     format: int
-    generation: Annotated[StoredCount, msgspec.Meta(ge=1)]
+    generation: StoredGeneration
     digest: str
-    removed_unix_ms: StoredCount
+    removed_unix_ms: StoredNumber
     spec: bytes
     """A serialised ``AdapterSpec``."""
 
     kept_spec: bytes = b""
-    kept_generation: StoredCount = 0
+    kept_generation: StoredNumber = 0
     """0: nothing is kept."""
 
     kept_digest: str = ""

@@ -5,7 +5,7 @@ The wish itself is the wire's own message, so fields that a later version has ad
 later format is not read, and never written over: what this version cannot understand it must not lose.
 """
 
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -60,10 +60,17 @@ class PinRecord(NamedTuple):
         return 0 < self.expires_unix_ms <= unix_ms
 
 
+MAX_STORED: Final = 1 << 53
+"""Of a record's numbers: what is much larger the wire cannot tell, and one such record would cost the answer about all others."""
+
+StoredNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_STORED)]
+StoredGeneration = Annotated[int, msgspec.Meta(ge=1, le=MAX_STORED)]
+
+
 class _Stored(msgspec.Struct, frozen=True):
     format: int
-    generation: int
-    expires_unix_ms: int
+    generation: StoredGeneration
+    expires_unix_ms: StoredNumber
     spec: bytes
     """A serialised ``PinSpec``."""
 
