@@ -19,7 +19,7 @@ from typing import Final
 from prefixmesh.errors import ConfigError
 from prefixmesh.sim.replay_cache import unit_blocks
 from prefixmesh.sim.replay_figures import ReplayFigures, figures_of
-from prefixmesh.sim.replay_fleet import MAX_SIMULATED_S, Fleet
+from prefixmesh.sim.replay_fleet import MAX_SIMULATED_S, Fleet, blocks_of_largest
 from prefixmesh.sim.replay_spec import POLICIES, ReplaySpec
 from prefixmesh.sim.workload import Workload
 from prefixmesh.worker.adapters import MAX_NAMES
@@ -51,11 +51,12 @@ def replay(
 def _refuse_too_small(workload: Workload, spec: ReplaySpec) -> None:
     """A request that would never have room."""
     largest = max(one.input_length + one.output_length for one in workload.requests)
-    size = workload.block_size * unit_blocks(spec.cache, workload.block_size)
-    blocks = -(-largest // size)
+    unit = unit_blocks(spec.cache, workload.block_size)
+    size, blocks = workload.block_size * unit, blocks_of_largest(workload.requests, workload.block_size, unit)
     if spec.device_tokens // size < blocks:
         raise ConfigError(
-            f"device_tokens must hold the largest request, {largest} tokens in blocks of {size}, got {spec.device_tokens}"
+            f"device_tokens must hold the largest request, {largest} tokens in blocks of {size}, got {spec.device_tokens}: "
+            f"that takes {blocks * size}"
         )
 
 

@@ -158,7 +158,7 @@ class Fleet:
             for place in places:
                 self.workers[place].pin(blocks)
         most = max(worker.cache.used_blocks for worker in self.workers)
-        largest = max(-(-(one.input_length + one.output_length) // size) for one in self._requests)
+        largest = blocks_of_largest(self._requests, size, self._unit) * self._unit
         if most + largest > spec.device_tokens // size:
             raise ConfigError(
                 f"device_tokens must hold the largest request, {largest * size} tokens, beside what is pinned, {most * size}, "
@@ -205,6 +205,17 @@ class Fleet:
                 for number in range(spec.routers)
             ]
         )
+
+
+def blocks_of_largest(requests: Sequence[WorkloadRequest], block_size: int, unit: int) -> int:
+    """Units of blocks that a device must have for each to run. Whoever goes on from a rest that has a name keeps both; in units of several
+    rests have none. O(requests)."""
+    size = block_size * unit
+    return max(
+        -(-(one.input_length + one.output_length) // size)
+        + (unit == 1 and bool(one.answer_ids) and len(one.block_ids) > one.input_length // block_size)
+        for one in requests
+    )
 
 
 def chained(ids: Iterable[int], before: Fingerprint | None) -> list[Fingerprint]:

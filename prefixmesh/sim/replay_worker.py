@@ -231,6 +231,8 @@ class ReplayWorker:
         locked, request = job.names[: held.device], job.request
         # The last token of an answer is sampled, and nobody computes its KV.
         blocks = -(-(request.input_length + max(0, request.output_length - 1)) // self._block_size)
+        # A rest of the prompt that has a name stays beside the block that the answer fills up from it.
+        blocks += len(job.left_names) > request.input_length // self._block_size < len(job.names)
         changes = self.cache.begin(locked, blocks - len(locked))
         if changes is None:
             return False

@@ -294,6 +294,29 @@ def test_policy_that_is_none_and_a_cache_too_small_for_a_request_are_refused() -
         replay(chats(), ReplaySpec(device_tokens=largest - 1), "cost")
 
 
+def test_room_for_a_named_rest_is_asked_for_where_there_is_one() -> None:
+    """13 tokens and 8 of an answer that goes on from the rest: its block and the rest's. A table of 16 has no rests."""
+    asked = WorkloadRequest(arrival_ms=0, input_length=13, output_length=8, block_ids=(1, 2), answer_ids=(3,))
+    workload = Workload(name="one", block_size=10, requests=[asked])
+    spec = ReplaySpec(workers=1, device_tokens=40, timing=QUICK)
+    assert replay(workload, spec, "cost").requests == 1
+    with pytest.raises(ConfigError, match=r"21 tokens in blocks of 10, got 39: that takes 40"):
+        replay(workload, replace(spec, device_tokens=39), "cost")
+    fine = Workload(name="one", block_size=1, requests=[_one_by_one(asked)])
+    assert replay(fine, replace(spec, device_tokens=32, cache="hash"), "cost").requests == 1
+
+
+def _one_by_one(request: WorkloadRequest) -> WorkloadRequest:
+    whole = request.input_length
+    return WorkloadRequest(
+        arrival_ms=0,
+        input_length=whole,
+        output_length=request.output_length,
+        block_ids=tuple(range(whole)),
+        answer_ids=tuple(range(whole, whole + request.output_length)),
+    )
+
+
 def test_profile_of_a_file_is_read_and_others_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text('{"source": "measured", "timing": {"step_ms": 2, "prefill_ms_per_token": 0.5}}')

@@ -122,6 +122,24 @@ def test_rest_that_has_a_name_is_found_by_its_tokens() -> None:
     assert [job.cached_tokens for job in jobs] == [0, 12]
 
 
+def test_rest_that_has_a_name_takes_room_beside_the_block_that_its_answer_fills() -> None:
+    """Two of 13 tokens, whose answers fill the second block, in a cache for both: 3 blocks each, and no room for a third."""
+    scene = Scene(blocks=6)
+    cache = scene.worker.cache
+    for number in (10, 20, 30):
+        request = WorkloadRequest(
+            arrival_ms=0, input_length=13, output_length=8, block_ids=(number, number + 1)
+        )
+        whole, rest, filled = (Fingerprint(number + n) for n in range(3))
+        scene.worker.take(Job(number, request, [whole, rest], [whole, filled]))
+    least = cache.free_blocks
+    while scene.sim.step():
+        least = min(least, cache.free_blocks)
+        assert cache.used_blocks <= cache.total_blocks
+    assert least == 0
+    assert len(cache) == 6
+
+
 def test_steps_are_longer_while_others_decode_and_for_them_while_one_prefills() -> None:
     scene = Scene()
     decoding = scene.ask(range(10), output=21)
