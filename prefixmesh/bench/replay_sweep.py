@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from prefixmesh.errors import ConfigError
 from prefixmesh.sim.replay import replay
 from prefixmesh.sim.replay_figures import ReplayFigures
+from prefixmesh.sim.replay_log import ReplayLog
 from prefixmesh.sim.replay_spec import MAX_WORKERS, ReplaySpec
 from prefixmesh.sim.workload import Workload
 
@@ -23,7 +24,8 @@ class Run(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """Figures by size, of every run by its label."""
+    """Figures by size, of every run by its label. Of those that were replayed for it the logs are left out: there are many, as long as the
+    workload."""
 
     by_device_tokens: Mapping[str, Mapping[int, ReplayFigures]]
     by_workers: Mapping[str, Mapping[int, ReplayFigures]]
@@ -48,7 +50,7 @@ def sweep(
             if progress is not None:
                 progress(f"{label}, {spec.workers:,} workers of {spec.device_tokens:,} tokens")
             with suppress(ConfigError):
-                of[size] = replay(workload, spec, policy)
+                of[size] = replace(replay(workload, spec, policy), log=ReplayLog())
         return of
 
     rooms, fleets = {}, {}

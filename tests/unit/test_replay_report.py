@@ -142,6 +142,7 @@ def test_sweep_replays_with_other_sizes_and_leaves_out_what_has_no_room() -> Non
     assert shares == sorted(shares)
     assert shares[0] < shares[-1]
     assert len(told) == 7  # one of which was refused
+    assert [len(one.log) for one in sizes.by_workers["rr"].values()] == [0, len(base.log), 0, 0]
 
 
 def test_sweep_leaves_out_what_has_no_room_beside_pins_or_in_whole_blocks_of_a_table() -> None:
