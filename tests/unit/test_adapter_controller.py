@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 
+import pytest
+
 from prefixmesh.ids import Incarnation
 from prefixmesh.proto.v1 import router_pb2 as pb
 from prefixmesh.router.adapters.config import AdapterControllerConfig
 from prefixmesh.router.adapters.controller import BELIEVED_S, AdapterController
 from prefixmesh.router.adapters.orders import Ended, Load, Order, WorkerSeen
 from prefixmesh.router.adapters.records import AdapterRecord, put_again, removed
+from prefixmesh.router.adapters.troubles import Troubles
 from prefixmesh.router.endpoint import Endpoint
 
 CONFIG = AdapterControllerConfig()
@@ -141,6 +144,34 @@ def test_what_failed_is_tried_again_soon_and_what_was_refused_slowly() -> None:
     wishes = wished(put_again(before, before.spec))
     assert loads(controller.step(46.0, wishes, workers)) == [("w0", "clerk")]
     assert controller.standing(workers[0], "clerk").state == "loading"
+
+
+def test_what_has_failed_everywhere_is_not_looked_at_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is to be tried again; whoever joins is asked at once, and what is put again is."""
+    looked_at: list[str] = []
+    paused_until = Troubles.paused_until
+
+    def counted(troubles: Troubles, seen: WorkerSeen, name: str, generation: int, *, is_load: bool) -> float:
+        looked_at.append(name)
+        return paused_until(troubles, seen, name, generation, is_load=is_load)
+
+    monkeypatch.setattr(Troubles, "paused_until", counted)
+    controller, before = AdapterController(), record("sought")
+    wishes, workers = wished(record("known", digest="d1"), before), [worker(f"w{i}") for i in range(3)]
+    while orders := controller.step(0.0, wishes, workers):
+        for order in orders:
+            controller.ended(order, Ended("no such folder", is_refused=True), 0.0)
+    looked_at.clear()
+    assert controller.step(1.0, wishes, workers) == []
+    assert looked_at == []
+    assert loads(controller.step(2.0, wishes, [*workers, worker("w3")])) == [("w3", "sought")]
+    assert len(loads(controller.step(CONFIG.refused_pause_s, wishes, workers))) == 3
+    controller = AdapterController()
+    for at in (0.0, 0.0, 0.0):
+        for order in controller.step(at, wished(before), workers):
+            controller.ended(order, Ended("no such folder", is_refused=True), at)
+    assert controller.step(1.0, wished(before), workers) == []
+    assert len(loads(controller.step(2.0, wished(put_again(before, before.spec)), workers))) == 1
 
 
 def test_another_content_than_the_first_ones_is_a_problem() -> None:

@@ -6,12 +6,14 @@ A worker that finds another in its folder has a problem that is told. A name tha
 time, and goes on meaning the older one on all others; a worker itself changes from one to the other without a moment between.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from prefixmesh.router.adapters.config import AdapterControllerConfig
 from prefixmesh.router.adapters.gaps import NO_GAPS, GapFinder, Gaps
 from prefixmesh.router.adapters.orders import Ended, Load, Order, Standing, Unload, WorkerSeen
+from prefixmesh.router.adapters.patience import Patience
 from prefixmesh.router.adapters.records import AdapterRecord, Version
 from prefixmesh.router.adapters.troubles import Troubles
 from prefixmesh.router.adapters.under_way import UnderWay
@@ -38,6 +40,11 @@ class AdapterController:
         self._gaps = GapFinder()
         self._troubles = Troubles(self._config)
         self._under_way = UnderWay()
+        self._of_workers = Patience()
+        self._of_names = Patience()
+        self._ready_lives: tuple[object, ...] = ()
+        """Of the workers that were ready in the last step; another object when they are others."""
+
         self._last_sought: dict[str, int] = {}
         """By name that is sought: number of the last load that was to find it out, so that each has its turn."""
 
@@ -187,9 +194,12 @@ class AdapterController:
         idle.sort(key=lambda seen: (self._under_way.last_load(seen.endpoint), seen.endpoint))
         seekers = min(free, max(1, int(self._config.max_loads * SEEKING_SHARE)) - self._seeking())
         loads: list[Load] = []
+        self._know_ready(ready)
+        self._of_workers.prune(workers)
+        self._of_names.prune(self._wishes.by_name)
         self._last_sought = {name: self._last_sought.get(name, 0) for name in self._wishes.sought}
         for name in sorted(self._last_sought, key=lambda name: (self._last_sought[name], name)):
-            if len(loads) < seekers and (load := self._first_load(name, idle, most_changing, now)):
+            if len(loads) < seekers and (load := self._first_load(name, idle, ready, most_changing, now)):
                 loads.append(load)
                 self._last_sought[name] = load.number
                 idle = [seen for seen in idle if seen.endpoint != load.endpoint]
@@ -201,6 +211,11 @@ class AdapterController:
                 loads.append(self._begin_load(seen, *name_and_version))
         return loads
 
+    def _know_ready(self, ready: Sequence[WorkerSeen]) -> None:
+        lives = tuple((seen.endpoint, seen.incarnation) for seen in ready)
+        if lives != self._ready_lives:
+            self._ready_lives = lives
+
     def _seeking(self) -> int:
         """Loads under way that are to find out what a generation is. O(loads)."""
         wishes = [(self._wishes.get(load.name), load) for load in self._under_way.loads.values()]
@@ -210,10 +225,18 @@ class AdapterController:
         )
 
     def _first_load(
-        self, name: str, idle: Sequence[WorkerSeen], most_changing: int, now: float
+        self,
+        name: str,
+        idle: Sequence[WorkerSeen],
+        ready: Sequence[WorkerSeen],
+        most_changing: int,
+        now: float,
     ) -> Load | None:
-        """Have one worker find out what a name's newest generation is, unless one is at it. O(workers)."""
-        record = self._wishes.by_name[name].record
+        """Have one worker find out what a name's newest generation is, unless one is at it. O(workers), and O(1) where all have failed."""
+        wish = self._wishes.by_name[name]
+        record = wish.record
+        if self._of_names.holds(name, now, wish, self._ready_lives):
+            return None
         if any(
             (load.name, load.generation) == (name, record.generation)
             for load in self._under_way.loads.values()
@@ -222,18 +245,27 @@ class AdapterController:
         for seen in idle:
             if self._may_load(seen, name, record.generation, "", most_changing, now):
                 return self._begin_load(seen, name, Version(record.spec, record.generation, ""))
+        until = [self._troubles.paused_until(seen, name, record.generation, is_load=True) for seen in ready]
+        self._of_names.note(name, min(until, default=0.0), wish, self._ready_lives)
         return None
 
     def _next_gap(
         self, gaps: Gaps, seen: WorkerSeen, most_changing: int, now: float
     ) -> tuple[str, Version] | None:
-        """What a worker loads next of what it lacks; None when it has to wait for all of it. O(what it lacks)."""
+        """What a worker loads next of what it lacks; None when it has to wait for all of it. O(what it lacks), and O(1) where all of it has
+        failed."""
+        if not gaps.lacks or self._of_workers.holds(seen.endpoint, now, gaps):
+            return None
+        until = math.inf
         for name in gaps.lacks:
             version = self._wishes.by_name[name].version
-            if version is not None and self._may_load(
-                seen, name, version.generation, version.digest, most_changing, now
-            ):
+            if version is None:
+                continue
+            if self._may_load(seen, name, version.generation, version.digest, most_changing, now):
                 return name, version
+            paused_until = self._troubles.paused_until(seen, name, version.generation, is_load=True)
+            until = min(until, paused_until)
+        self._of_workers.note(seen.endpoint, until, gaps)
         return None
 
     def _may_load(

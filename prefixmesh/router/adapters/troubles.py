@@ -30,9 +30,13 @@ class Troubles:
 
     def is_paused(self, seen: WorkerSeen, name: str, generation: int, now: float, *, is_load: bool) -> bool:
         """Whether it must not be tried again yet."""
+        return now < self.paused_until(seen, name, generation, is_load=is_load)
+
+    def paused_until(self, seen: WorkerSeen, name: str, generation: int, *, is_load: bool) -> float:
+        """Before when it must not be tried again; 0 where it has not failed."""
         key = _key(name, generation, is_load=is_load)
-        return any(
-            kept.is_paused(seen.endpoint, seen.incarnation, key, now)
+        return max(
+            0.0 if (failure := kept.last(seen.endpoint, seen.incarnation, key)) is None else failure.until
             for kept in (self._failed, self._refused)
         )
 
