@@ -176,8 +176,9 @@ def read(name: str, seed: int, requests: int | None, block_tokens: int | None) -
     """The workload that is asked for."""
     from prefixmesh.bench.serve_prompts import first_of, shortened
     from prefixmesh.cli.replay import read_trace_or_workload
+    from prefixmesh.sim.workload_file import is_there
 
-    is_file = Path(name).exists()
+    is_file = is_there(name)
     found = read_trace_or_workload(name, seed, {} if is_file else {"requests": requests})
     if is_file and requests is not None:
         found = first_of(found, requests)

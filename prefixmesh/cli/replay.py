@@ -203,11 +203,11 @@ def read_trace_or_workload(trace: str, seed: int, asked: "Mapping[str, int | Non
     from random import Random
 
     from prefixmesh.errors import ConfigError
-    from prefixmesh.sim.workload_file import read_workload
+    from prefixmesh.sim.workload_file import is_there, read_workload
     from prefixmesh.sim.workloads.catalogue import GENERATORS, make_workload
 
     made = {name: value for name, value in asked.items() if value is not None}
-    if Path(trace).exists():
+    if is_there(trace):
         if made:
             raise ConfigError(f"{', '.join(made)}: a file has the requests and blocks that it has")
         return read_workload(Path(trace))

@@ -65,11 +65,11 @@ def read_plan(given: str) -> FaultPlan:
     if all(name in KINDS for name in names):
         return FaultPlan(kinds=names)
     path = Path(given)
-    if not path.is_file():
-        raise ConfigError(
-            f"faults: {given!r:.200} is neither a file nor {MIXED} or some of {', '.join(KINDS)}"
-        )
     try:
+        if not path.is_file():
+            raise ConfigError(
+                f"faults: {given!r:.200} is neither a file nor {MIXED} or some of {', '.join(KINDS)}"
+            )
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
         if len(text) > MAX_FILE_BYTES:
@@ -78,4 +78,4 @@ def read_plan(given: str) -> FaultPlan:
     except UnicodeDecodeError as error:
         raise ConfigError(f"faults {given}: not JSON: it is no text in UTF-8") from error
     except OSError as error:
-        raise ConfigError(f"faults {given}: {error.strerror}") from error
+        raise ConfigError(f"faults {given:.200}: {error.strerror}") from error

@@ -105,8 +105,12 @@ def read_profile(name_or_path: str) -> Profile:
     if profile is not None:
         return profile
     path = Path(name_or_path)
-    if not path.is_file():
-        raise ConfigError(f"profile: {name_or_path!r} is neither a file nor one of {', '.join(PROFILES)}")
+    try:
+        is_file = path.is_file()
+    except OSError:  # as of a name that is too long for any
+        is_file = False
+    if not is_file:
+        raise ConfigError(f"profile: {name_or_path!r:.80} is neither a file nor one of {', '.join(PROFILES)}")
     try:
         return _parse(path.read_bytes())
     except (msgspec.DecodeError, RecursionError) as error:

@@ -11,8 +11,9 @@ A line is one request::
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 import numpy as np
@@ -28,6 +29,9 @@ MAX_INPUT_TOKENS: Final = 1 << 22
 
 MAX_HASH_ID: Final = 1 << 53
 """Numbers beyond are not whole in every reader of JSON."""
+
+MAX_LINE_BYTES: Final = 1 << 27
+"""Of a request: more than the longest prompt has with blocks of one token. What has no line's end, such as a device, is not read for ever."""
 
 _COUNTS: Final = {
     "timestamp": (0, MAX_HASH_ID),
@@ -60,20 +64,36 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
     Raises ConfigError with the line's number and what is wrong there, and when the file cannot be read or has no request.
     """
     try:
-        with path.open("rb") as lines:
-            requests = list(parse_trace(lines, str(path), limit))
+        with path.open("rb") as file:
+            return requests_of(lines_of(file, str(path)), str(path), limit)
     except OSError as error:
         raise ConfigError(f"trace {path}: {error.strerror}") from error
+
+
+def lines_of(file: BinaryIO, name: str) -> Iterator[bytes]:
+    """The lines of a file, read once from its beginning to its end, as a pipe can be. Raises ConfigError for one that is too long."""
+    for number in count(1):
+        line = file.readline(MAX_LINE_BYTES + 1)
+        if len(line) > MAX_LINE_BYTES:
+            raise ConfigError(f"trace {name}, line {number}: must be at most {MAX_LINE_BYTES:,} bytes")
+        if not line:
+            return
+        yield line
+
+
+def requests_of(lines: Iterable[bytes], name: str, limit: int | None = None) -> list[TraceRequest]:
+    """As ``parse_trace``; raises ConfigError where there is none."""
+    requests = list(parse_trace(lines, name, limit))
     if not requests:
-        raise ConfigError(f"trace {path} has no requests")
+        raise ConfigError(f"trace {name} has no requests")
     return requests
 
 
 def parse_trace(lines: Iterable[bytes], name: str, limit: int | None = None) -> Iterator[TraceRequest]:
     """The requests of such lines, one at a time; empty lines are left out. Raises ConfigError naming ``name`` and the line."""
-    count, latest_ms = 0, 0
+    taken, latest_ms = 0, 0
     for number, line in enumerate(lines, 1):
-        if limit is not None and count >= limit:
+        if limit is not None and taken >= limit:
             return
         if not line.strip():
             continue
@@ -84,7 +104,7 @@ def parse_trace(lines: Iterable[bytes], name: str, limit: int | None = None) -> 
         except ConfigError as error:
             raise ConfigError(f"trace {name}, line {number}: {error}") from error
         latest_ms = request.timestamp_ms
-        count += 1
+        taken += 1
         yield request
 
 

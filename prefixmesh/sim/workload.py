@@ -120,6 +120,8 @@ def problem_of(request: WorkloadRequest, number: int, block_size: int) -> str:
 def _problem_of_time(request: WorkloadRequest, number: int) -> str:
     if (request.arrival_ms is None) == (request.after is None):
         return "must have either arrival_ms or after"
+    if request.after is not None and not number:
+        return f"after must name an earlier request, and this is the first, got {request.after}"
     if request.after is not None and not 0 <= request.after < number:
         return f"after must be the number of an earlier request, 0 to {number - 1}, got {request.after}"
     return ""

@@ -11,13 +11,14 @@ later version can add some. What an older reader would get wrong raises the vers
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
 from prefixmesh.errors import ConfigError
-from prefixmesh.sim.traces import read_trace
+from prefixmesh.sim.traces import lines_of, requests_of
 from prefixmesh.sim.workload import Workload, WorkloadRequest, check_block_size, from_trace, problem_of
 
 FORMAT: Final = "prefixmesh-workload"
@@ -41,13 +42,23 @@ def read_workload(path: Path) -> Workload:
     Raises ConfigError with the line's number and what is wrong there, and when the file cannot be read or has no request.
     """
     try:
-        with path.open("rb") as lines:
-            if FORMAT.encode() in lines.readline():
-                lines.seek(0)
-                return parse_workload(lines, str(path))
+        with path.open("rb") as file:
+            lines = lines_of(file, str(path))
+            first = next(lines, b"")
+            whole = chain([first], lines)  # not read again from the beginning, which a pipe does not have
+            if FORMAT.encode() in first:
+                return parse_workload(whole, str(path))
+            return from_trace(requests_of(whole, str(path)), path.name)
     except OSError as error:
         raise ConfigError(f"trace {path}: {error.strerror}") from error
-    return from_trace(read_trace(path), path.name)
+
+
+def is_there(name: str) -> bool:
+    """Whether there is a file of this name. Raises ConfigError where that cannot be told, as of a name that is too long for any."""
+    try:
+        return Path(name).exists()
+    except OSError as error:
+        raise ConfigError(f"trace {name!r:.80}: {error.strerror}") from error
 
 
 def parse_workload(lines: Iterable[bytes], name: str) -> Workload:

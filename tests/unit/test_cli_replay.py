@@ -70,6 +70,23 @@ def test_profile_without_a_bottom_is_refused(tmp_path: Path) -> None:
     assert "deep.json: maximum recursion depth" in result.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("replay", "x" * 300), "trace"),
+        (("bench", "serve", "x" * 300), "trace"),
+        (("replay", SAMPLE, "--profile", "x" * 300), "profile"),
+        (("replay", SAMPLE, "--faults", "x" * 300), "faults"),
+    ],
+    ids=["trace", "served", "profile", "faults"],
+)
+def test_name_that_no_file_can_have_is_refused(arguments: tuple[str | Path, ...], named: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2, result.exception
+    assert result.stderr.startswith(f"Error: {named}")
+    assert len(result.stderr) < 400
+
+
 def test_every_flag_of_the_fleet_changes_what_comes_of_it() -> None:
     base = figures("--policy", "cost")["cost"]
     for flag, value in (

@@ -1,17 +1,21 @@
 """Workloads as files: what was written is read again, and what is malformed is refused with its line and field."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from prefixmesh.errors import ConfigError
+from prefixmesh.sim import traces
 from prefixmesh.sim.traces import read_trace
 from prefixmesh.sim.workload import Workload, WorkloadRequest, from_trace
-from prefixmesh.sim.workload_file import parse_workload, read_workload, write_workload
+from prefixmesh.sim.workload_file import is_there, parse_workload, read_workload, write_workload
 
 SAMPLE = Path(__file__).parents[1] / "golden" / "trace_sample.jsonl"
 HEADER = b'{"format":"prefixmesh-workload","version":1,"block_size":64,"name":"made up"}\n'
 FIRST = b'{"arrival_ms":5,"input_length":130,"output_length":70,"block_ids":[3,4],"answer_ids":[5],"tenant":"a"}\n'
+TRACE_LINE = b'{"timestamp":0,"input_length":600,"output_length":5,"hash_ids":[1,2]}\n'
 NEXT = b'{"after":0,"pause_ms":9,"input_length":200,"output_length":0,"block_ids":[3,4,5],"pin_tokens":64}\n'
 
 
@@ -32,6 +36,13 @@ def test_fields_are_those_of_the_lines() -> None:
     assert (first.arrival_ms, first.after, first.answer_ids, first.tenant) == (5, None, (5,), "a")
     assert (following.arrival_ms, following.after, following.pause_ms) == (None, 0, 9)
     assert (following.pin_tokens, following.pin_replicas, following.adapter) == (64, 1, "")
+
+
+def test_first_request_comes_after_no_other() -> None:
+    with pytest.raises(
+        ConfigError, match="line 2: after must name an earlier request, and this is the first"
+    ):
+        parse(HEADER, NEXT)
 
 
 def test_rest_of_a_prompt_may_have_an_id() -> None:
@@ -95,6 +106,42 @@ def test_mooncake_traces_are_told_by_their_first_line_and_become_open_loops() ->
     assert [one.arrival_ms for one in workload.requests] == [0, 40, 40, 1500, 2600]
     assert [one.block_ids for one in workload.requests] == [one.hash_ids for one in trace]
     assert workload.prompt_tokens == sum(one.input_length for one in trace)
+
+
+@pytest.mark.parametrize("requests", [1, 3000], ids=["in a buffer", "in several"])
+@pytest.mark.parametrize("lines", [(HEADER, FIRST), (b"", TRACE_LINE)], ids=["ours", "Mooncake"])
+def test_pipe_is_read_as_a_file_is(lines: tuple[bytes, bytes], requests: int) -> None:
+    """From its beginning to its end, once: what was read of it to tell its format does not come again."""
+    reader, writer = os.pipe()
+
+    def write() -> None:
+        with open(writer, "wb") as file:
+            file.write(lines[0] + requests * lines[1])
+
+    try:
+        with ThreadPoolExecutor(1) as writing:
+            written = writing.submit(write)
+            assert len(read_workload(Path(f"/dev/fd/{reader}")).requests) == requests
+            written.result()
+    finally:
+        os.close(reader)
+
+
+def test_line_without_an_end_is_not_read_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "MAX_LINE_BYTES", len(FIRST))
+    (tmp_path / "fits.jsonl").write_bytes(TRACE_LINE)
+    assert len(read_workload(tmp_path / "fits.jsonl").requests) == 1
+    (tmp_path / "long.jsonl").write_bytes(TRACE_LINE + FIRST.strip() + b"  ")
+    for read in (read_workload, read_trace):
+        with pytest.raises(ConfigError, match=rf"long\.jsonl, line 2: must be at most {len(FIRST)} bytes"):
+            read(tmp_path / "long.jsonl")
+
+
+def test_name_that_no_file_can_have_is_told_so() -> None:
+    assert not is_there("nowhere.jsonl")
+    assert is_there(str(SAMPLE))
+    with pytest.raises(ConfigError, match="File name too long"):
+        is_there("x" * 300)
 
 
 def test_workload_made_by_hand_is_checked_too() -> None:
