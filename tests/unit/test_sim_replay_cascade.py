@@ -126,13 +126,13 @@ def test_steps_read_the_shared_prompt_once_and_what_each_has_of_its_own() -> Non
     assert not_yet == each
 
 
-@pytest.mark.parametrize("policy", ["cost", "one_pooled_cache"])
-def test_what_is_not_shared_in_the_cache_is_not_read_once_either(policy: str) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_what_is_not_shared_in_the_cache_is_not_read_once_either(*, at_once: bool) -> None:
     workload = make_workload("fork", Random(0).random, requests=80, block_size=8)
-    spec = ReplaySpec(workers=2, device_tokens=60_000, timing=TIMING, cascade_min_reads=1000)
-    read_each = {kind: replay(workload, replace(spec, cache=kind), policy) for kind in CACHE_KINDS}
+    spec = ReplaySpec(workers=2, device_tokens=60_000, timing=TIMING, cascade_min_reads=1000, at_once=at_once)
+    read_each = {kind: replay(workload, replace(spec, cache=kind), "cost") for kind in CACHE_KINDS}
     read_once = {
-        kind: replay(workload, replace(spec, cache=kind, cascade=True), policy) for kind in CACHE_KINDS
+        kind: replay(workload, replace(spec, cache=kind, cascade=True), "cost") for kind in CACHE_KINDS
     }
     assert read_once["off"] == read_each["off"]
     shared: tuple[CacheKind, ...] = ("radix", "hash")
