@@ -19,6 +19,7 @@ from prefixmesh.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from prefixmesh.proto.v1 import inference_pb2
 from prefixmesh.proto.v1 import router_pb2 as pb
 from prefixmesh.router import server as router_server
 from prefixmesh.router.adapters import adapter_keeper, adapter_service, records
@@ -28,6 +29,7 @@ from prefixmesh.router.pins import acting_lease
 from prefixmesh.router.state_memory import MemoryStore
 from prefixmesh.router.state_store import Entry
 from prefixmesh.rpc.identity import hash_key
+from prefixmesh.tokens import pack
 from tests.support.adapter_worker import (
     WAIT_S,
     AdapterWorker,
@@ -256,6 +258,10 @@ async def test_worker_with_other_weights_in_the_folder_is_told_of() -> None:
         told = (await listed(router))["clerk"]
         assert any("holds other weights" in one.problem for one in told.workers)
         assert await generate(router) == told.digest, "as it is told"
+        pin = pb.PinSpec(name="p", tokens=inference_pb2.TokenPrompt(ids=pack(PROMPT)), adapter="clerk")
+        await call(router, "PutPin", pb.PutPinRequest(spec=pin))
+        (wish,) = router.server._pins.roster.wishes(0)  # type: ignore[union-attr]
+        assert wish.version.adapter_digest == told.digest, "a pin is of what requests will have"
 
 
 @pytest.mark.usefixtures("_quick")
