@@ -94,7 +94,7 @@ def load(*, name: str, path: str, pin: bool, wait: bool, as_json: bool, **values
     from prefixmesh.cli.router_calls import open_router
     from prefixmesh.proto.v1 import router_pb2 as pb
 
-    if _is_direct(values):
+    if _is_direct(values, as_json=as_json, wait=wait):
         load_at_workers(values, name, path, pinned=pin)
         return
     spec = pb.AdapterSpec(name=name, path=path, pinned=pin)
@@ -127,7 +127,7 @@ def unload(*, name: str, wait: bool, as_json: bool, **values: Any) -> None:
     from prefixmesh.cli.router_calls import open_router
     from prefixmesh.proto.v1 import router_pb2 as pb
 
-    if _is_direct(values):
+    if _is_direct(values, as_json=as_json, wait=wait):
         unload_at_workers(values, name)
         return
     with open_router(_for_router(values)) as call:
@@ -168,8 +168,11 @@ def list_(*, as_json: bool, **values: Any) -> None:
         print_adapters(answer)
 
 
-def _is_direct(values: Mapping[str, Any]) -> bool:
-    """Whether workers are named and not the router."""
+def _is_direct(values: Mapping[str, Any], *, as_json: bool = False, wait: bool = True) -> bool:
+    """Whether workers are named and not the router. Refuses what would be left out of account: ``as_json`` and ``wait`` of those commands that
+    have no such thing at workers."""
+    if values["workers"] and (as_json or not wait):
+        raise click.UsageError(f"{'--json' if as_json else '--no-wait'} does not go with --worker here.")
     if values["workers"] and values["address"] is not None:
         raise click.UsageError("Give one of --router and --worker.")
     if values["fleet_secret_file"] is not None and not values["workers"]:

@@ -108,6 +108,17 @@ async def test_a_worker_that_fails_is_named_and_the_others_keep_what_they_did() 
         assert "no adapter 'other' is loaded here" in gone.stderr
 
 
+@pytest.mark.parametrize("option", ["--json", "--no-wait"])
+@pytest.mark.parametrize("command", [["load", "clerk", "clerk-v1"], ["unload", "clerk"]])
+async def test_what_would_be_left_out_of_account_at_workers_is_refused(
+    command: list[str], option: str
+) -> None:
+    """Before any worker is asked: a script that reads JSON gets some, or an error."""
+    result = await run("adapter", *command, option, *named(["127.0.0.1:1"]))
+    assert result.exit_code == 2
+    assert f"{option} does not go with --worker" in result.stderr
+
+
 async def test_a_wrong_secret_is_refused(tmp_path: Path) -> None:
     """By the worker."""
     async with workers(ScriptedEngine()) as addresses:
