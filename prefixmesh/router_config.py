@@ -94,7 +94,7 @@ class RouterConfig:
     isolation: Isolation = "tenant"
 
     state: str = MEMORY_STATE
-    """Where workers that operators add are remembered: ``memory://``, until this router ends, ``file://PATH``, or
+    """Where workers that operators add, pins and adapters are remembered: ``memory://``, until this router ends, ``file://PATH``, or
     ``redis://HOST:PORT/DATABASE``, which several routers share."""
 
     history: str | None = None

@@ -48,7 +48,7 @@ _ROUTER = RouterConfig(workers=("unused:1",))
     envvar="PREFIXMESH_STATE",
     show_envvar=True,
     metavar="memory://|file://PATH|redis://HOST:PORT/DB",
-    help="Where the router remembers workers that are added later. A URL with a password is better given by the environment: others see a command's arguments.  [default: router_state.json in ~/.prefixmesh]",
+    help="Where the router remembers workers that are added later, pins and adapters. A URL with a password is better given by the environment: others see a command's arguments.  [default: router_state.json in ~/.prefixmesh]",
 )
 @click.option(
     "--address",
