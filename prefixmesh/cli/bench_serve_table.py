@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from prefixmesh.cli.failure import one_line
+
 if TYPE_CHECKING:
     from prefixmesh.bench.serve_drive import ServeRun
     from prefixmesh.bench.serve_figures import ServeFigures
@@ -32,13 +34,13 @@ def print_figures(
 
 
 def about(workload: "Workload", spec: Mapping[str, Any]) -> str:
-    """What was sent, in a line."""
+    """What was sent, in a line. Its name is a file's, and must not steer the terminal."""
     way = (
         f"{spec['concurrency']:,} conversations at a time"
         if spec["concurrency"]
         else f"at its times, speed {spec['speed']:g}"
     )
-    return (
+    return one_line(
         f"{workload.name}: {len(workload.requests):,} requests, {workload.prompt_tokens:,} prompt tokens in blocks of "
         f"{workload.block_size}, {way}"
     )
@@ -68,8 +70,6 @@ def as_object(
 
 def tell_problems(run: "ServeRun", figures: "ServeFigures") -> None:
     """What went wrong, by kind, with what the first of each said."""
-    from prefixmesh.cli.failure import one_line
-
     for kind, count in figures.errors.items():
         click.echo(f"{count} × {kind}: {one_line(run.problems[kind])}", err=True)
 

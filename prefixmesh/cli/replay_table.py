@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from prefixmesh.cli.failure import one_line
+
 if TYPE_CHECKING:
     from prefixmesh.bench.replay_report import Column, Page
     from prefixmesh.sim.replay_figures import ReplayFigures
@@ -56,16 +58,15 @@ def as_page(title: Title, found: Mapping[str, "ReplayFigures"]) -> "Page":
 
     extras = _extras(title)
     rows = [_row(name, figures, extras) for name, figures in found.items()]
-    command = shlex.join(("prefixmesh", *sys.argv[1:]))
-    return Page(
-        f"Replay: {title.workload.name}", _parts(title), _page_columns(extras), rows, PAGE_LEGEND, command
-    )
+    command = one_line(shlex.join(("prefixmesh", *sys.argv[1:])))
+    name = one_line(f"Replay: {title.workload.name}")
+    return Page(name, _parts(title), _page_columns(extras), rows, PAGE_LEGEND, command)
 
 
 def about(title: Title) -> str:
-    """What was replayed on what, in a line."""
+    """What was replayed on what, in a line. Names are a file's, and must not steer the terminal."""
     parts = [what if word != "objective" else f"objective: {what}" for word, what in _parts(title)]
-    return f"{title.workload.name}: {'; '.join(parts)}"
+    return one_line(f"{title.workload.name}: {'; '.join(parts)}")
 
 
 def _parts(title: Title) -> list[tuple[str, str]]:
@@ -83,7 +84,7 @@ def _parts(title: Title) -> list[tuple[str, str]]:
     return [
         ("requests", requests),
         ("fleet", fleet),
-        ("profile", f"{title.profile} ({title.profile_source})"),
+        ("profile", one_line(f"{title.profile} ({title.profile_source})")),
         *([("objective", objective)] if objective else []),
     ]
 

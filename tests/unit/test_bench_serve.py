@@ -9,11 +9,11 @@ import pytest
 from prefixmesh.bench.serve_drive import ServeSpec
 from prefixmesh.bench.serve_figures import Served, figures_of
 from prefixmesh.bench.serve_prompts import FIRST_ID, PromptMaker, first_of, shortened
-from prefixmesh.cli.bench_serve_table import print_figures
+from prefixmesh.cli.bench_serve_table import about, print_figures
 from prefixmesh.client import CachedTokens
 from prefixmesh.errors import ConfigError
 from prefixmesh.sim.replay_figures import NO_OBJECTIVE, Objective, ReplayFigures
-from prefixmesh.sim.workload import WorkloadRequest
+from prefixmesh.sim.workload import Workload, WorkloadRequest
 from prefixmesh.sim.workloads.catalogue import GENERATORS, make_workload
 from prefixmesh.tokens import pack, unpack
 
@@ -160,3 +160,8 @@ def test_a_pace_that_nobody_would_go_by_is_refused() -> None:
     ServeSpec(address=None, concurrency=2)
     with pytest.raises(ConfigError, match="speed cannot be with concurrency"):
         ServeSpec(address=None, speed=2.0, concurrency=2)
+
+
+def test_name_of_a_workload_does_not_steer_the_terminal() -> None:
+    hostile = Workload(name="a\x1b[31m\x07\nb", block_size=BLOCK, requests=[asks((0,), 4)])
+    assert about(hostile, {"concurrency": 1}).startswith("a[31m b: 1 requests")

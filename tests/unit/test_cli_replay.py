@@ -70,6 +70,25 @@ def test_profile_without_a_bottom_is_refused(tmp_path: Path) -> None:
     assert "deep.json: maximum recursion depth" in result.output
 
 
+def test_names_that_a_file_has_steer_no_terminal_and_no_page(tmp_path: Path) -> None:
+    """A workload's and a profile's: they may come from anybody."""
+    hostile = "a\\u001b[31m\\u0007\\nb<script>"
+    trace, profile, page = (tmp_path / name for name in ("trace.jsonl", "profile.json", "page.html"))
+    trace.write_text(
+        f'{{"format":"prefixmesh-workload","version":1,"block_size":64,"name":"{hostile}"}}\n'
+        '{"arrival_ms":0,"input_length":64,"output_length":1,"block_ids":[0]}\n'
+    )
+    profile.write_text(f'{{"source":"{hostile}","timing":{{"step_ms":1,"prefill_ms_per_token":1}}}}')
+    asked = ("replay", trace, "--policy", "round_robin", "--profile", profile)
+    told = run(*asked, "--report", page, "--no-sweep")
+    assert told.exit_code == 0, told.output
+    assert "a[31m b<script>: 1 requests" in told.stdout
+    assert "(a[31m b<script>)" in told.stdout
+    written = page.read_text()
+    assert "a[31m b&lt;script&gt;" in written
+    assert not {"\x1b", "\x07"} & {*told.stdout, *written}
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
