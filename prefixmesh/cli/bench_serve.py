@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -119,11 +120,10 @@ def serve(
     from prefixmesh.cli import bench_serve_table as tables
     from prefixmesh.cli.terminal import print_note
 
-    pair = PairSpec(model=model, workers=workers, device_tokens=device_tokens)
+    pair = partial(PairSpec, model=model, workers=workers, device_tokens=device_tokens)
     if calibrate is not None:
-        click.echo(
-            json.dumps(pairs.calibrate(calibrate, pair, load["seed"], load["ids"], print_note), indent=2)
-        )
+        measured = pairs.calibrate(calibrate, pair(), load["seed"], load["ids"], print_note)
+        click.echo(json.dumps(measured, indent=2))
         return
     kinds = None if compare is None else pairs.caches_of(compare)
     if kinds is None and workload is None:
@@ -133,13 +133,30 @@ def serve(
     else:
         sent = read(workload, load["seed"], requests, block_tokens)
     objective, spec = objective_of(slo_ttft_ms, slo_tpot_ms), ServeSpec(**load)
+    # First, so that what it refuses costs no run that was measured.
+    simulated = (
+        {}
+        if simulate is None
+        else {
+            kind: pairs.simulated(
+                sent,
+                simulate,
+                cache=kind,
+                workers=workers,
+                device_tokens=device_tokens,
+                spec=spec,
+                objective=objective,
+            )
+            for kind in kinds or ("radix",)
+        }
+    )
     if kinds is None:
         run, is_whole = drive(sent, spec, "serving")
         runs = {"radix": run}
     else:
         runs, is_whole = pairs.run_pairs(
             kinds,
-            pair,
+            pair(),
             lambda address: replace(spec, address=address, api_key=None),
             lambda spec, kind: drive(sent, spec, f"cache {kind}"),
             print_note,
@@ -149,16 +166,8 @@ def serve(
         figures = figures_of(run.served, objective, workers)
         label = (figures.policy or "measured") + (f"/{kind}" if kinds else "")
         found[label] = figures
-        if simulate is not None and is_whole:
-            found[f"{label} simulated"] = pairs.simulated(
-                sent,
-                simulate,
-                cache=kind,
-                workers=workers,
-                device_tokens=device_tokens,
-                spec=spec,
-                objective=objective,
-            )
+        if kind in simulated and is_whole:
+            found[f"{label} simulated"] = simulated[kind]
         tables.tell_problems(run, figures)
     if as_json:
         told = tables.as_object(sent, load, objective, found)

@@ -70,6 +70,31 @@ async def test_errors_are_counted_and_told_and_who_follows_comes_all_the_same(tm
     assert "talk: 3 requests" in result.stdout
 
 
+async def test_what_cannot_be_simulated_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    """A profile that is misspelt, or a cache that is too small, costs no run of an hour."""
+    write_workload(two_turns(), tmp_path / "talk.jsonl")
+    async with running_router(1) as router:
+        asked = (tmp_path / "talk.jsonl", "--router", router.address, "--simulate")
+        for more, problem in (
+            (("h100-9b",), "profile: 'h100-9b' is neither a file nor"),
+            (("h100-8b", "--device-tokens", "64"), "device_tokens must hold the largest request"),
+        ):
+            result = await bench(*asked, *more)
+            assert result.exit_code == 2
+            assert problem in result.stderr
+        assert router.workers[0].received == []
+
+
+async def test_a_cluster_may_be_larger_than_a_pair_of_ones_own(tmp_path: Path) -> None:
+    write_workload(two_turns(), tmp_path / "talk.jsonl")
+    async with running_router(1) as router:
+        result = await bench(tmp_path / "talk.jsonl", "--router", router.address, "--workers", "64", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["policies"]["cost"]["max_over_mean"] == 64.0
+    started = await bench("--compare", "cache=radix", "--workers", "64")
+    assert "workers must be from 1 to 16, got 64" in started.stderr
+
+
 async def test_who_is_interrupted_has_what_is_there() -> None:
     script = Script()
     async with running_router(1, script=script) as router:
