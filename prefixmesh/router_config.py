@@ -19,6 +19,9 @@ DEFAULT_SPILL_WEIGHT: Final = 1.85
 """λ of the router's cost (docs/router.md). From 1.8 to 1.9, 32 simultaneous requests with one new prefix of some 4,000 tokens settle on two
 workers, neither of which gets more than 60 %, whatever the shape of the prefill's curve."""
 
+MAX_SPILL_WEIGHT: Final = 1e6
+"""A larger λ would say no more, and the largest floats make costs that are no numbers."""
+
 DEFAULT_SLOW_START_S: Final = 10.0
 """How long a worker's life is young: it compiles, warms its memory and measures itself meanwhile."""
 
@@ -114,8 +117,10 @@ class RouterConfig:
         for address in self.workers:
             if not is_address(address):
                 raise ConfigError(f"workers must be host:port each, got {address!r}")
-        if not 0 <= self.spill_weight < math.inf:  # NaN, which compares false to everything, is refused too
-            raise ConfigError(f"spill_weight must be a number from 0 on, got {self.spill_weight}")
+        if (
+            not 0 <= self.spill_weight <= MAX_SPILL_WEIGHT
+        ):  # NaN, which compares false to everything, is refused too
+            raise ConfigError(f"spill_weight must be from 0 to {MAX_SPILL_WEIGHT:g}, got {self.spill_weight}")
         if not 0 <= self.affinity_ms < math.inf:
             raise ConfigError(f"affinity_ms must be milliseconds from 0 on, got {self.affinity_ms}")
         if not 0 <= self.slow_start_s < math.inf:

@@ -6,6 +6,7 @@ from typing import Final
 
 from prefixmesh.errors import ConfigError
 from prefixmesh.router.policy import PICKS, PolicyConfig
+from prefixmesh.router_config import MAX_SPILL_WEIGHT
 from prefixmesh.sim.replay_cache import CACHE_KINDS, CacheKind
 from prefixmesh.sim.replay_cascade import cascade_min_reads
 from prefixmesh.sim.replay_figures import NO_OBJECTIVE, Objective
@@ -110,8 +111,8 @@ class ReplaySpec:
             raise ConfigError(f"speed must be a number above 0, got {self.speed}")
         if self.concurrency and self.speed != 1.0:
             raise ConfigError("speed cannot be with concurrency, where no request comes by the trace's times")
-        if not 0.0 <= self.spill_weight < math.inf:
-            raise ConfigError(f"spill_weight must be a number from 0 on, got {self.spill_weight}")
+        if not 0.0 <= self.spill_weight <= MAX_SPILL_WEIGHT:
+            raise ConfigError(f"spill_weight must be from 0 to {MAX_SPILL_WEIGHT:g}, got {self.spill_weight}")
         for name, milliseconds in self.objective._asdict().items():
             if not milliseconds > 0.0:
                 raise ConfigError(f"objective: {name} must be milliseconds above 0, got {milliseconds}")

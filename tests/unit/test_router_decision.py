@@ -1,6 +1,8 @@
 """Where requests go: the field's cases of balance and affinity, ties, filters, sessions."""
 
+import math
 from collections import Counter
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 from prefixmesh.cache.fingerprint import block_fingerprints
 from prefixmesh.cache.tier import Tier
+from prefixmesh.errors import ConfigError
 from prefixmesh.ids import Namespace
 from prefixmesh.router.block_index import BlockIndex
 from prefixmesh.router.cost import Demand
@@ -15,7 +18,7 @@ from prefixmesh.router.decision import decide, explain
 from prefixmesh.router.fleet_columns import FleetColumns
 from prefixmesh.router.matched_tokens import MatchedTokens, SlotRows
 from prefixmesh.router.policy import TIE_SHARE, PolicyConfig
-from prefixmesh.router_config import RoutingPolicy
+from prefixmesh.router_config import MAX_SPILL_WEIGHT, RouterConfig, RoutingPolicy
 from prefixmesh.tokens import pack
 from tests.support.column_fleet import COST, PREFILL_MS, Worker, add_row, burst, column_fleet
 
@@ -129,6 +132,16 @@ def test_slow_worker_is_taken_only_when_others_queue_for_as_long() -> None:
     slow = Worker(linear=5.0)
     assert column_fleet([slow, Worker(in_flight=3)]).takers(500) == {1}
     assert column_fleet([slow, Worker(in_flight=80, waiting_ms=9000.0)]).takers(500) == {0}
+
+
+@pytest.mark.parametrize("weight", [-1.0, 2 * MAX_SPILL_WEIGHT, 1e308, math.inf, math.nan])
+def test_weight_that_makes_costs_no_numbers_is_refused(weight: float) -> None:
+    """With the largest that may be, who is not able is not taken, however much waits everywhere."""
+    busy = Worker(in_flight=2**20, waiting_ms=1e12, decode_work_ms=1e12, linear=1e9)
+    fleet = column_fleet([busy, replace(busy, usable=False)])
+    assert fleet.takers(100_000, PolicyConfig(spill_weight=MAX_SPILL_WEIGHT)) == {0}
+    with pytest.raises(ConfigError, match="spill_weight must be from 0 to"):
+        RouterConfig(workers=("w:1",), spill_weight=weight)
 
 
 def test_spill_weight_keeps_a_prefix_together() -> None:
