@@ -121,6 +121,9 @@ async def test_names_outlive_what_becomes_of_redis(workers: list[AdapterWorker],
         await until_held(router, 2, "poet")
         assert (await listed(router))["clerk"] == told
         assert loads(workers) == 4
+        await eventually(
+            lambda: server.holds("adapters/clerk"), WAIT_S
+        )  # put back when it is looked at again
         await stack.aclose()
         async with router_of(workers, server) as next_router:
             again = await until_held(next_router, 2)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 import redis
 
+from prefixmesh.router.state_redis import ENTRIES
 from tests.support.free_ports import free_ports
 
 START_TIMEOUT_S = 30
@@ -48,6 +49,11 @@ class RedisServer:
         """Remove everything that it holds."""
         with redis.Redis(port=self.port) as client:
             client.flushall()
+
+    def holds(self, key: str) -> bool:
+        """Whether a router's state there has this key."""
+        with redis.Redis(port=self.port) as client:
+            return bool(client.hexists(ENTRIES, key))
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
