@@ -26,7 +26,7 @@ from prefixmesh.tokens import pack
 
 SECRET: Final = bytes(range(32))
 PIN_TOKENS: Final = 64
-OWN_TOKENS: Final = 64
+OWN_TOKENS: Final = 192
 VOCAB: Final = 256
 SPEC: Final = FleetSpec(
     workers=2,
@@ -36,9 +36,10 @@ SPEC: Final = FleetSpec(
     quality=LinkQuality(delay_s=0.0005, jitter_s=0.001),
     report_interval_s=1.0,
 )
-"""A prompt of 128 tokens takes some 10 ms, a hit 2, and messages up to 3 more: noise, but a tenth of the signal."""
+"""A prompt whose own part is computed takes some 19 ms, a hit 6, and messages up to 3 of them: noise, but not much beside the signal. A shorter own
+part would be computed on an idle worker sooner than found on a busy one."""
 
-REST_S: Final = 0.02
+REST_S: Final = 0.05
 """Between two trials: longer than any message or step takes."""
 
 Probe = Literal["after", "meanwhile", "order"]
@@ -91,9 +92,9 @@ class Probing:
     def trial(self, probe: Probe, *, was_asked: bool) -> Trial:
         """The same draws whether the guess was asked or another prompt."""
         guess, other, fresh = self._prompt(), self._prompt(), self._prompt()
-        pause_s, comes_first = self._rng.uniform(0.0, 0.01), self._rng.random() < 0.5
+        pause_s, comes_first = self._rng.uniform(0.0, 0.04), self._rng.random() < 0.5
         is_long = probe == "meanwhile"
-        asked = [self._ask(self._victim, guess if was_asked else other, 8 if is_long else 1)]
+        asked = [self._ask(self._victim, guess if was_asked else other, 16 if is_long else 1)]
         if is_long:
             self.fleet.sim.run_for(pause_s)
         else:

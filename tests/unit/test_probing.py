@@ -40,8 +40,8 @@ def test_nothing_that_a_prober_sees_depends_on_what_another_tenant_asks(probe: P
 def test_within_the_tenant_the_same_probe_tells(probe: Probe, pinned: bool) -> None:
     """Or the probe would be worth nothing: a hit is soon, and comes before what must be computed."""
     told = trials(probe, "victim", pinned=pinned, pairs=12)
-    # Asked meanwhile, it waits for what the other is still computing.
-    assert area_under_curve(told) >= (0.75 if probe == "meanwhile" else 0.95)
+    # Asked meanwhile, it may have to wait for what the other is still computing.
+    assert area_under_curve(told) >= (0.85 if probe == "meanwhile" else 0.95)
 
 
 @pytest.mark.slow
