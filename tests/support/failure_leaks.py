@@ -34,7 +34,7 @@ _METRICS: Final = (
 
 async def gauges(fleet: FailureFleet) -> Gauges:
     """Everything that a request holds while it is under way: what the router counts of each worker, what each worker counts itself, pages
-    that are locked or some request's own, and the open files of every process, connections among them."""
+    that are locked, but for those of pins, or some request's own, and the open files of every process, connections among them."""
     held: Gauges = {}
     for name, view in (await fleet.views()).items():
         held |= {f"{name} {field}": getattr(view, field) for field in _VIEW}
@@ -44,7 +44,10 @@ async def gauges(fleet: FailureFleet) -> Gauges:
         page = await scrape(worker.metrics_url)
         held |= {f"{worker.name} {metric}": page.value(metric) for metric in _METRICS}
         pages = page.by("prefixmesh_kv_pages", "state")
-        held |= {f"{worker.name} pages {state}": pages[state] for state in ("protected", "private")}
+        held[f"{worker.name} pages private"] = pages["private"]
+        # Pages of pins are protected, too: hot prefixes are pinned while requests come, and stay so for a while.
+        pinned = page.by("prefixmesh_pinned_pages", "tier")["device"]
+        held[f"{worker.name} pages protected"] = max(0.0, pages["protected"] - pinned)
         lost = page.value("prefixmesh_kv_pool_pages") - sum(pages.values())
         held[f"{worker.name} pages of nobody"] = lost
     workers = [worker for worker in fleet.workers if worker.is_running]
